@@ -33,7 +33,7 @@ if [ ! -e "$venv/pyvenv.cfg" ]; then
     "$python" -m venv "$venv" || fail "'$python -m venv' failed: install your system's venv package for Python 3.11."
 fi
 py="$venv/bin/python"
-install=("$py" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-compile)
+install=("$py" -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-compile)
 
 torch=$(grep '^torch==' "$here/requirements.txt")
 echo "setup: $torch"
