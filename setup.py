@@ -1,6 +1,6 @@
-"""Only what ``pyproject.toml`` cannot express: packages that are found automatically *and* one that is mapped.
+"""What ``pyproject.toml`` cannot express: packages that are found automatically *and* one that is mapped.
 
-The top-level ``patches/`` directory becomes ``sglang_agentcache.patches``; where it lives is said in ``package-dir``.
+``patches/`` becomes ``sglang_agentcache.patches``; ``package-dir`` in ``pyproject.toml`` says where it is.
 """
 
 from setuptools import find_packages, setup

@@ -1,1 +1,1 @@
-"""Evaluation tools: traces, replay against a live server, simulation over the real cache, reports (``python -m eval``)."""
+"""Evaluation tools (``python -m eval``): traces, replay on a live server, simulation over the real cache."""

@@ -1,8 +1,8 @@
 """``python -m eval COMMAND ...``: finds the command's module and hands over.
 
-Command ``foo-bar`` is module ``eval.foo_bar`` (``eval.import_`` where the name is a Python keyword). The first line of
-its docstring is its help; it has ``add_arguments(parser)`` and ``main(args) -> int``. Only the module of the command
-that runs is imported, so that none pays for another's dependencies.
+Command ``foo-bar`` is module ``eval.foo_bar`` (``eval.import_`` where the name is a Python keyword). The
+first line of its docstring is its help; it has ``add_arguments(parser)`` and ``main(args) -> int``. Only the
+module of the command that runs is imported, so that none pays for another's dependencies.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Write a tiny model directory: configuration, byte-level tokenizer, chat template, optional seeded weights.
 
-One token is one byte, so that token counts can be set exactly, and nothing is downloaded. Without ``--weights`` start the
-server with ``--load-format dummy``.
+One token is one byte, so that token counts can be set exactly, and nothing is downloaded. Without
+``--weights`` start the server with ``--load-format dummy``.
 """
 
 import argparse
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 USED_TOKENS = 256 + len(SPECIAL_TOKENS)
-VOCABULARY = 512  # SGLang pads the vocabulary to a multiple of 64; the rest beyond USED_TOKENS is never generated
+VOCABULARY = 512  # a multiple of 64, as SGLang pads it; ids from USED_TOKENS on stand for no text
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
-# Turns and tool calls in the form Qwen models use, which SGLang's "qwen" tool-call parser reads back. The rendering of
-# a conversation is a prefix of the rendering of its continuation, as the history of an agent has to be.
+# Turns and tool calls in the form Qwen models use, which SGLang's "qwen" tool-call parser reads back. The
+# rendering of a conversation is a prefix of its continuation's, as the history of an agent has to be.
 CHAT_TEMPLATE = """\
 {%- macro system_turn(text) -%}
 {{- '<|im_start|>system\\n' + text }}
@@ -130,8 +130,9 @@ def write_tiny_model(directory: Path, model: TinyModel, *, weights: bool = False
     """Write ``model`` to ``directory`` (made if missing, same-named files replaced).
 
     Args:
-        directory: Gets ``config.json``, ``generation_config.json``, ``tokenizer.json``, ``tokenizer_config.json`` and,
-            with ``weights``, ``model.safetensors``. The same ``model`` gives the same bytes.
+        directory: Gets ``config.json``, ``generation_config.json``, ``tokenizer.json``,
+            ``tokenizer_config.json`` and, with ``weights``, ``model.safetensors``. The same ``model`` gives
+            the same bytes.
         model: The shape and the seed.
         weights: Also write random weights (imports torch).
 
@@ -174,7 +175,9 @@ def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     return tokenizer
 
 
@@ -185,8 +188,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _random_weights(model: TinyModel) -> "dict[str, torch.Tensor]":
     """Seeded weights under the names of the Hugging Face checkpoints.
 
-    The embedding is wider than the rest, so that the output depends on the input. The output rows of unused token ids
-    are zero: some used token practically always scores above zero, so that what is generated decodes to text.
+    The embedding is wider than the rest, so that the output depends on the input. The output rows of unused
+    token ids are zero: practically always some used token scores above that, and what is generated is text.
     """
     import torch
 

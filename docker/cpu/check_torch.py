@@ -9,7 +9,7 @@ from pathlib import Path
 def accelerator_of_torch() -> str | None:
     """The toolkit the installed torch was built for (``"CUDA 13.0"``, ``"ROCm 7.1"``), None for a CPU build.
 
-    Reads torch's version file: a CUDA build without its libraries, as ``--no-deps`` leaves it, cannot be imported.
+    Reads torch's version file: a CUDA build without its libraries (``--no-deps``) does not import.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -25,6 +25,7 @@ if __name__ == "__main__":
     found = accelerator_of_torch()
     if found is not None:
         sys.exit(
-            f"setup: pip installed a torch built for {found}, and the CPU set needs the CPU build: set TORCH_ARGS "
-            "to pip options that find it, as in make setup TORCH_ARGS='--index-url <PyTorch's index of CPU wheels>'."
+            f"setup: pip installed a torch built for {found}, and the CPU set needs the CPU build: "
+            "set TORCH_ARGS to pip options that find it, as in make setup "
+            "TORCH_ARGS='--index-url <the index of PyTorch's CPU wheels>'."
         )

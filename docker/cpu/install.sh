@@ -43,7 +43,11 @@ echo "setup: $torch"
 
 echo "setup: the locked packages"
 "${install[@]}" -r "$here/requirements.txt"
-"${install[@]}" --no-build-isolation --force-reinstall "$here/shim" "$here/shim-triton"
+# Built from a copy: the build leaves its output beside the sources, and would take up what an older one left there.
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+cp -R "$here/shim" "$here/shim-triton" "$copy"
+"${install[@]}" --no-build-isolation --force-reinstall "$copy/shim" "$copy/shim-triton"
 "${install[@]}" --no-build-isolation -e "$root"
 
 echo "setup: byte code"

@@ -1,7 +1,7 @@
 """SGLang plugin (entry point group ``sglang.srt.plugins``): what SGLang 0.5.23 takes for granted of a GPU.
 
-Plain serving on the CPU needs none of it; prefill/decode disaggregation (mooncake over TCP, NIXL) and HiCache do.
-Inactive unless ``SGLANG_USE_CPU_ENGINE=1`` is set and no GPU is there.
+Plain serving on the CPU needs none of it; prefill/decode disaggregation (mooncake over TCP, NIXL) and HiCache
+do. Inactive unless ``SGLANG_USE_CPU_ENGINE=1`` is set and no GPU is there.
 """
 
 import os
@@ -22,8 +22,8 @@ def activate() -> None:
 
     if torch.cuda.is_available():
         return
-    # disaggregation/prefill.py makes a torch.cuda.Event for the early send of a cached prefix (overlap scheduler);
-    # a CPU torch only has a placeholder that raises.
+    # disaggregation/prefill.py makes a torch.cuda.Event for the early send of a cached prefix (overlap
+    # scheduler); a CPU torch only has a placeholder that raises.
     torch.cuda.Event = torch.cpu.Event  # type: ignore[assignment,misc]
 
     import sglang.srt.mem_cache.pool_host.mha as host_pool

@@ -24,7 +24,7 @@ def _inert_class(name: str) -> type:
 class _Anything(types.ModuleType):
     """A module with every attribute: capitalised ones are classes, the others such modules again.
 
-    It also passes as a decorator, and as an empty container: torch asks ``"cpu" in triton.backends.backends``.
+    It also passes as a decorator, and as an empty container (torch asks for "cpu" in ``backends.backends``).
     """
 
     __path__: list[str]
@@ -99,7 +99,7 @@ class _Kernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., NoReturn]:
         def launch(*args: Any, **kwargs: Any) -> NoReturn:
-            raise NotImplementedError(f"the triton kernel {self.__name__} cannot be launched on a CPU install")
+            raise NotImplementedError(f"triton kernel {self.__name__} cannot be launched on a CPU install")
 
         return launch
 

@@ -1,8 +1,8 @@
 """Import-only stand-in for torchvision: SGLang 0.5.23 imports it through ``configs/nano_nemotron_vl.py``.
 
-The package index's Linux wheel is a CUDA build that cannot be imported beside a CPU torch. Text-only models never
-call into it. Every submodule exists, every capitalised name in one is a class that cannot be instantiated, every
-other name a function that raises.
+The package index's Linux wheel is a CUDA build that cannot be imported beside a CPU torch. Text-only models
+never call into it. Every submodule exists; every capitalised name in one is a class that cannot be
+instantiated, every other name a function that raises.
 """
 
 import importlib.abc
