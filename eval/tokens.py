@@ -54,6 +54,8 @@ class History:
         self._turn = 0
         self.context: list[int] = []
         """The tokens the server has seen and produced so far."""
+        self.kept_tokens = 0
+        """How many tokens of the context before the latest prompt were its history (0 for turn 0)."""
 
     def prompt(self, turn: Turn) -> list[int]:
         """The next prompt, ``turn.prompt_tokens`` ids. Call `extend` with the output before the next one."""
@@ -63,6 +65,7 @@ class History:
             base = self.context[: min(turn.kept_tokens, len(self._shared))]
         else:
             base = self.context[: turn.kept_tokens]
+        self.kept_tokens = len(base) if self._turn else 0
         fresh = self._source.draw(turn.prompt_tokens - len(base), "private", self._id, self._turn)
         self.context = base + fresh
         self._turn += 1
@@ -71,11 +74,3 @@ class History:
     def extend(self, output: Sequence[int]) -> None:
         """Append what the model generated."""
         self.context = self.context + list(output)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix of two token sequences."""
-    size = min(len(a), len(b))
-    if a[:size] == b[:size]:
-        return size
-    return int(np.argmax(np.asarray(a[:size]) != np.asarray(b[:size])))

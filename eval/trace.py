@@ -192,3 +192,8 @@ def replace(trajectory: Trajectory, **changes: Any) -> Trajectory:
     if "turns" in changes:
         changes.setdefault("n_turns", len(changes["turns"]))
     return msgspec.structs.replace(trajectory, **changes)
+
+
+def replace_turn(turn: Turn, **changes: Any) -> Turn:
+    """A copy of a turn with some fields changed."""
+    return msgspec.structs.replace(turn, **changes)
