@@ -1,8 +1,9 @@
 """Which header or body field of a request says which trajectory it belongs to, and which of them wins.
 
 The order (DESIGN.md, "What a request may carry"): the explicit payload, SGLang's own ``session_id``, Dynamo's
-headers, the agents' own headers, then body fields of the OpenAI and Anthropic APIs. A malformed header or field
-is passed over, never refused: a proxy, or a use of the API that has nothing to do with us, may have put it there.
+headers, the agents' own headers, then body fields of the OpenAI and Anthropic APIs. A malformed header or
+field is passed over, never refused: a proxy, or a use of the API that has nothing to do with us, may have put
+it there.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from sglang_agentcache.serving.hints import DECLARED, KEY, Hints, actions, is_id
 #: Responses whose chain is remembered; one entry is two ids of about 40 characters.
 MAX_CHAINED_RESPONSES = 65_536
 
-#: Claude Code's ``metadata.user_id``: ``user_<hash>_account_<uuid>_session_<uuid>``, or the same as a JSON object.
+#: Claude Code's ``metadata.user_id``: ``user_<hash>_account_<uuid>_session_<uuid>``, or the same as a JSON
+#: object.
 _CLAUDE_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
 
 
 class Carried(NamedTuple):
     """What one HTTP request carries.
 
-    ``declared`` comes from an explicit payload, ``found`` from headers and body fields, ``source`` says from which.
+    ``declared`` comes from an explicit payload, ``found`` from headers and body fields, ``source`` says from
+    which.
     """
 
     declared: Hints = Hints()
@@ -59,7 +62,7 @@ def find(session_id: object, headers: Mapping[str, str], body: Mapping[str, Any]
 
 
 class ResponseChains:
-    """Follows ``previous_response_id``: every response of a chain belongs to the trajectory of its first one."""
+    """Follows ``previous_response_id``: all responses of a chain belong to the trajectory of the first."""
 
     source = "previous-response"
 
@@ -80,7 +83,8 @@ class ResponseChains:
 
 
 def payloads(sampling_params: object, kv_hints: object) -> Iterator[tuple[str, object]]:
-    """Yield (place, payload) of every explicit payload in a ``/generate`` request, of one prompt or of a batch.
+    """Yield (place, payload) of every explicit payload in a ``/generate`` request, of one prompt or of a
+    batch.
 
     Raises:
         HintError: a ``kv_hints`` action of ours has a version that is not read here.
@@ -96,8 +100,8 @@ def payloads(sampling_params: object, kv_hints: object) -> Iterator[tuple[str, o
 def attach(sampling_params: object, carried: Carried, prompts: int) -> object:
     """Return ``sampling_params`` (one object or a list of them) with what was carried packed into each.
 
-    Nothing is changed in place. In a request with several prompts what was found is left out: one session cannot
-    grow in several directions at once, and SGLang itself spreads ``session_id`` over the batch.
+    Nothing is changed in place. In a request with several prompts what was found is left out: one session
+    cannot grow in several directions at once, and SGLang itself spreads ``session_id`` over the batch.
     """
     if prompts > 1:
         carried = Carried(declared=carried.declared)
@@ -177,8 +181,8 @@ def _codex(headers: Mapping[str, str]) -> Hints | None:
     thread = _id(headers.get("thread-id")) or _id(turn.get("thread_id"))
     if session is None or thread is None or thread == session:
         return _named(session or thread)
-    parent = _id(headers.get("x-codex-parent-thread-id")) or _id(turn.get("parent_thread_id"))
-    return _named(member(session, thread), session if parent in (None, session) else member(session, str(parent)))
+    parent = _id(headers.get("x-codex-parent-thread-id")) or _id(turn.get("parent_thread_id")) or session
+    return _named(member(session, thread), session if parent == session else member(session, parent))
 
 
 def _opencode(headers: Mapping[str, str]) -> Hints | None:

@@ -1,17 +1,18 @@
 """The payload by which a client names its trajectory and says what it knows: one schema for every carrier.
 
-Clients send it as ``custom_params.agentcache`` (inside ``sampling_params`` on ``/generate``) or as the payload of a
-``kv_hints`` action of type ``agentcache.trajectory``::
+Clients send it as ``custom_params.agentcache`` (inside ``sampling_params`` on ``/generate``) or as the
+payload of a ``kv_hints`` action of type ``agentcache.trajectory``::
 
     {"trajectory_id": str, "parent_id": str, "final": bool,
      "tool_calls": [{"name": str, "arguments": str | object}], "expected_idle_s": float}
 
-Every field is optional. ``parse`` is strict, for the process that can still answer with HTTP 400. ``unpack`` is
-lenient, for the scheduler: a bad hint costs only the hint, never the request.
+Every field is optional. ``parse`` is strict, for the process that can still answer with HTTP 400. ``unpack``
+is lenient, for the scheduler: a bad hint costs only the hint, never the request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 #: The key in SGLang's ``custom_params`` that holds the payload.
 KEY = "agentcache"
 
-#: ``action_type`` of the ``kv_hints`` action whose payload is ours, and the major ``action_version`` that is read.
+#: ``action_type`` of the ``kv_hints`` action whose payload is ours, and the major ``action_version`` that is
+#: read.
 ACTION_TYPE = "agentcache.trajectory"
 ACTION_MAJOR = "1"
 
@@ -50,8 +52,8 @@ class HintError(ValueError):
 class Hints:
     """What one request says about its trajectory; None where it says nothing.
 
-    ``tool_calls`` is empty when the client declares that no tool was called, and ``expected_idle_s`` is the time in
-    seconds until the next request of the trajectory.
+    ``tool_calls`` is empty when the client declares that no tool was called, and ``expected_idle_s`` is the
+    time in seconds until the next request of the trajectory.
     """
 
     trajectory_id: str | None = None
@@ -68,25 +70,25 @@ class Hints:
 
         A parent belongs to the id it came with: it is not taken over for another id.
         """
-        trajectory_id = self.trajectory_id if self.trajectory_id is not None else weaker.trajectory_id
-        parent_id = self.parent_id
-        if parent_id is None and weaker.trajectory_id in (None, trajectory_id):
-            parent_id = weaker.parent_id
-        return Hints(
-            trajectory_id=trajectory_id,
-            parent_id=parent_id if parent_id != trajectory_id else None,
-            final=self.final if self.final is not None else weaker.final,
-            tool_calls=self.tool_calls if self.tool_calls is not None else weaker.tool_calls,
-            expected_idle_s=self.expected_idle_s if self.expected_idle_s is not None else weaker.expected_idle_s,
-        )
+        chosen: dict[str, Any] = {}
+        for name in FIELDS:
+            own = getattr(self, name)
+            chosen[name] = own if own is not None else getattr(weaker, name)
+        if self.parent_id is None and weaker.trajectory_id not in (None, chosen["trajectory_id"]):
+            chosen["parent_id"] = None
+        if chosen["parent_id"] == chosen["trajectory_id"]:
+            chosen["parent_id"] = None
+        return Hints(**chosen)
 
 
 FIELDS = tuple(field.name for field in fields(Hints))
 
 
 def is_id(value: object) -> TypeGuard[str]:
-    """Whether ``value`` may name a trajectory: 1 to `MAX_ID_CHARS` printable characters, not all of them spaces."""
-    return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable() and not value.isspace()
+    """Whether ``value`` may name a trajectory: 1 to `MAX_ID_CHARS` printable characters, not only spaces."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS:
+        return False
+    return value.isprintable() and not value.isspace()
 
 
 def parse(payload: object, where: str) -> Hints:
@@ -115,9 +117,9 @@ def parse(payload: object, where: str) -> Hints:
 def pack(hints: Hints, source: str) -> dict[str, str | bool | float]:
     """Return the form in which hints travel to the scheduler, under `KEY` of ``custom_params``.
 
-    SGLang 0.5.23 decodes ``SamplingParams.custom_params`` in the scheduler as ``CustomParamValue``: an object may
-    hold only scalars there, and anything deeper raises in the receive loop and ends the scheduler. Hence the tool
-    calls are one JSON text.
+    SGLang 0.5.23 decodes ``SamplingParams.custom_params`` in the scheduler as ``CustomParamValue``: an object
+    may hold only scalars there, and anything deeper raises in the receive loop and ends the scheduler. Hence
+    the tool calls are one JSON text.
     """
     packed: dict[str, str | bool | float] = {
         name: value for name in FIELDS if name != "tool_calls" and (value := getattr(hints, name)) is not None
@@ -142,10 +144,9 @@ def unpack(payload: object, where: str) -> tuple[Hints, str]:
         payload = dict(payload)
         source = payload.pop("source", None)
         if isinstance(payload.get("tool_calls"), str):
-            try:
+            # What is not JSON stays a text, which parse() refuses below.
+            with contextlib.suppress(ValueError, RecursionError):
                 payload["tool_calls"] = json.loads(payload["tool_calls"])
-            except (ValueError, RecursionError):
-                pass  # stays a text, which parse() refuses below
     try:
         hints = parse(payload, where)
     except HintError as error:
@@ -157,7 +158,8 @@ def unpack(payload: object, where: str) -> tuple[Hints, str]:
 
 
 def actions(kv_hints: object, where: str) -> Iterator[tuple[str, object]]:
-    """Yield (place, payload) of each `ACTION_TYPE` action in one ``kv_hints`` envelope, a dict or SGLang's struct.
+    """Yield (place, payload) of each `ACTION_TYPE` action in one ``kv_hints`` envelope, a dict or SGLang's
+    struct.
 
     An envelope that is not one yields nothing: SGLang itself refuses it.
 
@@ -301,5 +303,6 @@ _warned = False
 def _warn_once(error: HintError) -> None:
     """A client that errs, errs on every request: one line says it, the rest would bury the log."""
     global _warned
-    logger.log(logging.DEBUG if _warned else logging.WARNING, "agentcache: a malformed hint is ignored: %s", error)
+    level = logging.DEBUG if _warned else logging.WARNING
+    logger.log(level, "agentcache: a malformed hint is ignored: %s", error)
     _warned = True

@@ -16,7 +16,7 @@ class Namespace(NamedTuple):
 
 
 class TrajectoryKey(NamedTuple):
-    """The key of every table of trajectories. A pair, never joined: joined parts could collide across tenants."""
+    """The key of every table of trajectories; a pair, since joined parts could collide across tenants."""
 
     namespace: Namespace
     trajectory_id: str
@@ -39,8 +39,8 @@ def resolve(
 ) -> Resolved:
     """Return the trajectory of a request, and what it says about itself.
 
-    The HTTP process has validated and packed what it saw, but a request may also come through the Engine or gRPC:
-    nothing here raises, and what is malformed is ignored.
+    The HTTP process has validated and packed what it saw, but a request may also come through the Engine or
+    gRPC: nothing here raises, and what is malformed is ignored.
 
     Args:
         custom_params: ``SamplingParams.custom_params`` of the request.

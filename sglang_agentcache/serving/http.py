@@ -1,0 +1,120 @@
+"""Our part of the process that serves HTTP: what requests carry is read, checked and packed; and our
+endpoints.
+
+Two steps, since a streamed answer has sent its status before SGLang tokenises the request: ``admit_*`` run in
+front of the endpoints, refuse malformed hints with HTTP 400 and leave what they read on the request;
+`pack_into` runs where all endpoints meet, `TokenizerManager.generate_request`. Imports SGLang's HTTP server:
+use it there only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+from sglang.srt.entrypoints.http_server import get_global_state
+from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInput
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sglang_agentcache.serving.carriers import Carried, ResponseChains, attach, find, payloads
+from sglang_agentcache.serving.hints import KEY, Completion, HintError, Hints, parse
+
+#: ``DumperControlReqInput.method`` of a completion. SGLang 0.5.23 has no control message for plugins; this
+#: one takes any JSON object to every scheduler and brings the answer of each data-parallel rank back.
+COMPLETE = "agentcache.complete"
+
+_INACTIVE = "agentcache is not active in this server: start it with --radix-cache-backend agentcache"
+
+router = APIRouter()
+_chains = ResponseChains()
+
+
+def admit_generate(obj: GenerateReqInput, request: Request) -> None:
+    """Check the explicit payloads of a ``/generate`` request; leave what else it carries on ``request``."""
+    with _Refusing():
+        for where, payload in payloads(obj.sampling_params, obj.kv_hints):
+            parse(payload, where)
+    session_params = obj.session_params if isinstance(obj.session_params, dict) else {}
+    found, source = find(obj.session_id or session_params.get("id"), request.headers, {})
+    request.state.agentcache = Carried(found=found, source=source)
+
+
+async def admit_openai(request: Request, response_id: str | None = None) -> None:
+    """The same for a request of the OpenAI or Anthropic API; ``response_id`` is that of the answer, if it has
+    one.
+
+    The body is read as the client sent it, since SGLang's request classes drop most of the fields of
+    interest.
+    """
+    body = await request.json()
+    body = body if isinstance(body, dict) else {}
+    declared = Hints()
+    custom_params = body.get("custom_params")
+    with _Refusing():
+        if isinstance(custom_params, dict) and custom_params.get(KEY) is not None:
+            declared = parse(custom_params[KEY], f"custom_params.{KEY}")
+    found, source = find(body.get("session_id"), request.headers, body)
+    if response_id is not None and not found:
+        found, source = _chains.follow(body.get("previous_response_id"), response_id), _chains.source
+    request.state.agentcache = Carried(declared, found, source)
+
+
+def pack_into(obj: GenerateReqInput, request: object) -> None:
+    """Pack what was carried into ``obj.sampling_params``.
+
+    Requests of the Engine and of gRPC have not been admitted: what is malformed in them is dropped here,
+    because it would not survive the way to the scheduler (see `hints.pack`).
+    """
+    carried = getattr(request.state, "agentcache", Carried()) if isinstance(request, Request) else Carried()
+    obj.sampling_params = attach(obj.sampling_params, carried, _prompts(obj))
+
+
+def _prompts(obj: GenerateReqInput) -> int:
+    if isinstance(obj.text, list):
+        return len(obj.text)
+    if isinstance(obj.input_ids, list) and obj.input_ids and isinstance(obj.input_ids[0], list):
+        return len(obj.input_ids)
+    return 1
+
+
+@router.post("/agentcache/complete")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def complete(request: Request) -> dict[str, Any]:
+    """Release what only this trajectory holds, on every data-parallel rank; tokens are sums over them."""
+    try:
+        body = await request.json()
+    except ValueError:
+        raise HTTPException(400, "body: must be JSON") from None
+    with _Refusing():
+        completion = Completion.parse(body)
+    replies = await get_global_state().tokenizer_manager.dumper_control(completion_message(completion))
+    answers = [reply.response[0] for reply in replies if reply.success and reply.response]
+    if len(answers) < len(replies) or not answers:
+        raise HTTPException(503, _INACTIVE)
+    return {
+        "trajectory_id": completion.trajectory_id,
+        "known": any(answer["known"] for answer in answers),
+        "released_tokens": sum(answer["released_tokens"] for answer in answers),
+        "deferred_tokens": sum(answer["deferred_tokens"] for answer in answers),
+    }
+
+
+def completion_message(completion: Completion) -> DumperControlReqInput:
+    """Return the message that `AgentScheduler.handle_dumper_control` reads back with `Completion.parse`."""
+    body = {
+        "trajectory_id": completion.trajectory_id,
+        "extra_key": completion.extra_key,
+        "cache_salt": completion.cache_salt,
+    }
+    return DumperControlReqInput(method=COMPLETE, body=body)
+
+
+class _Refusing:
+    """Turns a `HintError` into HTTP 400; SGLang's exception handlers put it into each API's own envelope."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, HintError):
+            raise HTTPException(400, str(error)) from None
