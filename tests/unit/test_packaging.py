@@ -21,7 +21,7 @@ PRINT_PATCHES = "import sglang_agentcache.patches as p; print(p.__file__)"
 
 
 def run(*command: str | Path, path: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` with ``path`` on ``PYTHONPATH`` and this interpreter as ``PYTHON``; capture its output."""
+    """Run ``command`` with ``path`` on ``PYTHONPATH`` and this interpreter as ``PYTHON``; capture output."""
     env = {**os.environ, "PYTHON": sys.executable} | ({"PYTHONPATH": str(path)} if path else {})
     return subprocess.run(command, env=env, capture_output=True, text=True, **options)
 
