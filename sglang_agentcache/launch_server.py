@@ -1,0 +1,83 @@
+"""`python -m sglang_agentcache.launch_server`: SGLang's own server and flags, with this package's policies."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def _value(argv: list[str], flag: str) -> str | None:
+    """The value given to a flag, in either spelling."""
+    for position, arg in enumerate(argv):
+        if arg == flag and position + 1 < len(argv):
+            return argv[position + 1]
+        if arg.startswith(flag + "="):
+            return arg.partition("=")[2]
+    return None
+
+
+def prepare_cpu(argv: list[str]) -> list[str]:
+    """What a run with `--device cpu` needs beyond its flags; whatever the user set stays as it is.
+
+    Returns:
+        the arguments, with `--sleep-on-idle` and, with HiCache, the I/O back end that works without a GPU.
+    """
+    if _value(argv, "--device") != "cpu":
+        return argv
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    tp_size = int(_value(argv, "--tp") or _value(argv, "--tp-size") or _value(argv, "--tensor-parallel-size") or 1)
+    if tp_size > 1:
+        cores = os.cpu_count() or 1
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(str(rank % cores) for rank in range(tp_size)))
+    extra = [] if "--sleep-on-idle" in argv else ["--sleep-on-idle"]
+    if "--enable-hierarchical-cache" in argv or "--enable-hicache" in argv:
+        for flag, value in (("--hicache-io-backend", "direct"), ("--hicache-mem-layout", "layer_first")):
+            if _value(argv, flag) is None:
+                extra += [flag, value]
+    return [*argv, *extra]
+
+
+def main(argv: list[str]) -> None:
+    """Start the server; returns when it has stopped.
+
+    Raises:
+        SystemExit: with one sentence, if this package cannot be put in force.
+    """
+    argv = prepare_cpu(argv)
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    if allowed and "agentcache" not in {name.strip() for name in allowed.split(",")}:
+        raise SystemExit(f"agentcache: SGLANG_PLUGINS={allowed} leaves this package out; add agentcache to it.")
+
+    from importlib.metadata import version
+
+    from .support import version_problem
+
+    problem = version_problem(version("sglang"))
+    if problem is not None:
+        raise SystemExit(f"agentcache: {problem}")
+
+    # Imported late: both read the environment set above.
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    from .plugin import missing_hooks
+
+    load_plugins()
+    missing = missing_hooks()
+    if missing:
+        raise SystemExit(
+            f"agentcache: could not put itself in force: {', '.join(missing)} not patched (is the package "
+            "installed with its entry point? see the log above)."
+        )
+    server_args = prepare_server_args(argv)
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

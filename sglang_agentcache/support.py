@@ -1,0 +1,86 @@
+"""What this package works with, and the sentence a user gets where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .config import BACKEND, POLICY_FLAG, AgentCacheConfig, ConfigError
+
+SUPPORTED_SGLANG = ("0.5.23",)
+
+
+class ModelTraits(Protocol):
+    """Read of SGLang's `ModelConfig`."""
+
+    is_hybrid_swa: bool
+
+
+def version_problem(version: str) -> str | None:
+    """Why this SGLang version cannot be used, or None."""
+    if version in SUPPORTED_SGLANG:
+        return None
+    return f"sglang {version} is not supported by this package; supported: {', '.join(SUPPORTED_SGLANG)}."
+
+
+def is_wanted(args: Any) -> bool:
+    """Whether these server arguments ask for our cache."""
+    config = AgentCacheConfig.parse(args.radix_eviction_policy, None, page_size=1)
+    return config.orders_trajectories or args.radix_cache_backend == BACKEND
+
+
+def _problems(args: Any) -> Iterator[str]:
+    if args.disable_radix_cache:
+        yield "--disable-radix-cache leaves nothing to evict; drop one of the two"
+    if args.radix_cache_backend not in (None, BACKEND):
+        yield f"--radix-cache-backend {args.radix_cache_backend} has its own eviction; drop it or use {BACKEND}"
+    if args.enable_session_radix_cache:
+        yield (
+            "--enable-session-radix-cache (session references) is not supported: send session_id without it, "
+            "POST /close_session releases the session's KV"
+        )
+    if args.enable_streaming_session:
+        yield "--enable-streaming-session is not supported: a streaming session keeps its KV outside the tree"
+    if args.enable_lmcache:
+        yield "--enable-lmcache is not supported: it replaces the cache class"
+    if args.enable_flexkv:
+        yield "--enable-flexkv is not supported: it replaces the cache class"
+    if args.enable_unified_cache_external_linker:
+        yield "--enable-unified-cache-external-linker is not supported: it requires SGLang's own cache class"
+    if args.hicache_host_memory_mode == "buffer_only":
+        yield "--hicache-host-memory-mode buffer_only is not supported: it pins nodes past the cache's locks"
+    if args.dcp_size > 1:
+        yield "--dcp-size above 1 is not supported: chunks are not aligned to its wider pages yet"
+    if args.tokenizer_worker_num > 1:
+        yield "--tokenizer-worker-num above 1 is not supported: SGLang loads no plugins in its tokenizer workers"
+
+
+def check(args: Any, model: ModelTraits | None, uses_ssm: bool) -> AgentCacheConfig:
+    """Check resolved server arguments of a server that wants our cache.
+
+    Args:
+        args: a view of SGLang's `ServerArgs` with its defaults resolved.
+        model: the model's traits, or None if they cannot be read yet.
+        uses_ssm: whether the model keeps recurrent state (Mamba, linear attention).
+
+    Raises:
+        ConfigError: one sentence that names the flag and what is allowed.
+    """
+    who = f"{POLICY_FLAG} {args.radix_eviction_policy}"
+    if args.radix_cache_backend == BACKEND:
+        who = f"--radix-cache-backend {BACKEND} with {who}"
+    for problem in _problems(args):
+        raise ConfigError(f"{who}: {problem}.")
+    if model is not None and model.is_hybrid_swa:
+        raise ConfigError(
+            f"{who}: models with sliding-window layers are not supported: cutting a tail can invalidate "
+            "the whole window."
+        )
+    if uses_ssm:
+        raise ConfigError(
+            f"{who}: models with recurrent state (Mamba, linear attention) are not supported: their state "
+            "exists only at checkpoints, and cutting past the last one loses all reuse."
+        )
+    return AgentCacheConfig.parse(
+        args.radix_eviction_policy, args.radix_eviction_policy_config, args.page_size
+    )
