@@ -25,7 +25,7 @@ class Patch:
         hook: called as that type demands.
         versions: SGLang versions it is for.
         fingerprint: `source_hash` of the target in those versions.
-        needs: a package without which SGLang serves, but without the target; "" if the target is always there.
+        needs: a package without which SGLang serves, but has no such target; "" if there always is one.
     """
 
     target: str

@@ -1,8 +1,8 @@
 """Reads what a ``/generate`` request carries, before anything is answered.
 
 Target: ``http_server.serve_generate_request``, SGLang 0.5.23; the Vertex route ends here too. No extension
-point serves: a streamed answer has sent its HTTP 200 when ``TokenizerManager.generate_request`` first runs, too
-late for a 400, and the endpoint itself is bound to its route at import.
+point serves: a streamed answer has sent its HTTP 200 when ``TokenizerManager.generate_request`` first runs,
+too late for a 400, and the endpoint itself is bound to its route at import.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Reads what a ``/v1/responses`` request carries, before anything is answered.
 
-Target: ``OpenAIServingResponses.create_responses``, SGLang 0.5.23. No extension point serves: it does not go
-through ``OpenAIServingBase.handle_request``, and its request class has no ``custom_params``. Its module imports
+Target: ``OpenAIServingResponses.create_responses``, SGLang 0.5.23. No extension point serves: it bypasses
+``OpenAIServingBase.handle_request``, and its request class has no ``custom_params``. Its module imports
 openai_harmony; where that is missing, SGLang serves without ``/v1/responses``.
 """
 

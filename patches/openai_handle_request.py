@@ -1,7 +1,7 @@
 """Reads what a chat or completion request carries, before anything is answered.
 
-Target: ``OpenAIServingBase.handle_request``, SGLang 0.5.23. No extension point serves: the serving classes see
-the headers but hand none of them on, and fields such as ``prompt_cache_key`` are parsed and dropped.
+Target: ``OpenAIServingBase.handle_request``, SGLang 0.5.23. No extension point serves: the serving classes
+see the headers but hand none of them on, and fields such as ``prompt_cache_key`` are parsed and dropped.
 """
 
 from typing import Any

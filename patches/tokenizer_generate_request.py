@@ -1,7 +1,7 @@
 """Packs what a request carries into the sampling parameters that go to the scheduler.
 
-Target: ``TokenizerManager.generate_request``, SGLang 0.5.23: every endpoint, the Engine and gRPC meet here. No
-extension point serves: ``sampling_params_class`` sees neither the HTTP request nor a batch.
+Target: ``TokenizerManager.generate_request``, SGLang 0.5.23: every endpoint, the Engine and gRPC meet here.
+No extension point serves: ``sampling_params_class`` sees neither the HTTP request nor a batch.
 """
 
 from typing import Any

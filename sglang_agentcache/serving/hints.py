@@ -27,14 +27,17 @@ logger = logging.getLogger(__name__)
 #: The key in SGLang's ``custom_params`` that holds the payload.
 KEY = "agentcache"
 
-#: ``action_type`` of the ``kv_hints`` action whose payload is ours, and the major ``action_version`` that is
-#: read.
+#: ``action_type`` of the ``kv_hints`` action whose payload is ours, and the ``action_version`` (major) read.
 ACTION_TYPE = "agentcache.trajectory"
 ACTION_MAJOR = "1"
 
 MAX_ID_CHARS = 256
 MAX_TOOL_CALLS = 64
 MAX_ARGUMENTS_BYTES = 64 * 1024
+
+#: ``DumperControlReqInput.method`` that carries a `Completion`. SGLang 0.5.23 has no control message for
+#: plugins; this one takes any JSON object to every scheduler and brings back each data-parallel answer.
+COMPLETE = "agentcache.complete"
 
 #: `source` of an identity that the client put into the payload itself.
 DECLARED = "hint"

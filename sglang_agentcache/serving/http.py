@@ -1,5 +1,4 @@
-"""Our part of the process that serves HTTP: what requests carry is read, checked and packed; and our
-endpoints.
+"""Our part of the process that serves HTTP: reads, checks and packs what requests carry; and our endpoints.
 
 Two steps, since a streamed answer has sent its status before SGLang tokenises the request: ``admit_*`` run in
 front of the endpoints, refuse malformed hints with HTTP 400 and leave what they read on the request;
@@ -17,11 +16,7 @@ from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInpu
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_agentcache.serving.carriers import Carried, ResponseChains, attach, find, payloads
-from sglang_agentcache.serving.hints import KEY, Completion, HintError, Hints, parse
-
-#: ``DumperControlReqInput.method`` of a completion. SGLang 0.5.23 has no control message for plugins; this
-#: one takes any JSON object to every scheduler and brings the answer of each data-parallel rank back.
-COMPLETE = "agentcache.complete"
+from sglang_agentcache.serving.hints import COMPLETE, KEY, Completion, HintError, Hints, parse
 
 _INACTIVE = "agentcache is not active in this server: start it with --radix-cache-backend agentcache"
 
@@ -40,11 +35,9 @@ def admit_generate(obj: GenerateReqInput, request: Request) -> None:
 
 
 async def admit_openai(request: Request, response_id: str | None = None) -> None:
-    """The same for a request of the OpenAI or Anthropic API; ``response_id`` is that of the answer, if it has
-    one.
+    """The same for a request of the OpenAI or Anthropic API; ``response_id`` is that of its answer, if any.
 
-    The body is read as the client sent it, since SGLang's request classes drop most of the fields of
-    interest.
+    The body is read as the client sent it, since SGLang's request classes drop most fields of interest.
     """
     body = await request.json()
     body = body if isinstance(body, dict) else {}
