@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+from sglang.srt.managers.io_struct import DumperControlReqOutput
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.runtime_context import get_parallel
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_agentcache.cache.radix_cache import AgentRadixCache
+from sglang_agentcache.serving.hints import COMPLETE, Completion
 from sglang_agentcache.serving.state import server_state
 from sglang_agentcache.trajectory.clock import Tick
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import (
         AbortReq,
         CloseSessionReqInput,
+        DumperControlReqInput,
         GetInternalStateReq,
         GetInternalStateReqOutput,
-        SetInternalStateReq,
     )
     from sglang.srt.managers.schedule_batch import Req
 
@@ -82,24 +82,24 @@ class AgentScheduler(Scheduler):
             output.internal_state["agentcache"] = server_state(self.agent_cache)
         return output
 
-    def set_internal_state(self, recv_req: SetInternalStateReq) -> SetInternalStateReqOutput:
-        request = recv_req.server_args.get("agentcache") if self.agent_cache is not None else None
-        if request is None:
-            return super().set_internal_state(recv_req)
-        assert self.agent_cache is not None
-        asked = request["complete"]
-        key = TrajectoryKey(Namespace(asked.get("extra_key"), asked.get("cache_salt")), asked["trajectory_id"])
-        released = self.agent_cache.complete(key)
-        answer = {
-            "trajectory_id": key.trajectory_id,
+    def handle_dumper_control(self, recv_req: DumperControlReqInput) -> None:
+        if recv_req.method != COMPLETE:
+            super().handle_dumper_control(recv_req)
+            return
+        answer = self._completed(Completion.parse(recv_req.body))
+        self.ipc_channels.send_to_tokenizer.send_output(
+            DumperControlReqOutput(success=answer is not None, response=[answer] if answer else []), recv_req
+        )
+
+    def _completed(self, asked: Completion) -> dict[str, Any] | None:
+        """Complete a trajectory: what became of it, in tokens; None if the cache is not ours."""
+        if self.agent_cache is None:
+            return None
+        released = self.agent_cache.complete(
+            TrajectoryKey(Namespace(asked.extra_key, asked.cache_salt), asked.trajectory_id)
+        )
+        return {
             "known": released is not None,
             "released_tokens": released.released_tokens if released else 0,
             "deferred_tokens": released.deferred_tokens if released else 0,
         }
-        return SetInternalStateReqOutput(updated=True, server_args={"agentcache": answer})
-
-
-def ranks_sharing_a_clock() -> int:
-    """How many scheduler processes must agree on every order."""
-    parallel = get_parallel()
-    return int(parallel.tp_size * parallel.pp_size)

@@ -27,11 +27,21 @@ def settings(cache: AgentRadixCache) -> dict[str, Any]:
     }
 
 
+def pool(cache: AgentRadixCache) -> dict[str, int]:
+    """Where the tokens of the device pool are now; what is missing from the sum is held by running requests."""
+    return {
+        "free_tokens": cache.token_to_kv_pool_allocator.available_size(),
+        "evictable_tokens": cache.full_evictable_size(),
+        "locked_tokens": cache.full_protected_size(),
+    }
+
+
 def server_state(cache: AgentRadixCache) -> dict[str, Any]:
     """Settings and counters; tokens are counted since the server started."""
     return {
         **settings(cache),
         "trajectories": dict(cache.table.states()),
+        "pool": pool(cache),
         "released_tokens": cache.stats["released_tokens"],
         "counters": dict(cache.stats),
     }
