@@ -1,0 +1,363 @@
+"""From one tool call to hashed terms and a few numbers, in bounded time whatever the arguments are.
+
+Commands tell more than any other argument, so they are taken apart: the programs, their sub-commands and flags,
+and the numbers that bound the run time (``sleep 60``, a timeout, how long a poll may block).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_agentcache.predictor.tool_calls import PERSON, ToolCall
+
+#: Size of the hashed term space (a power of two).
+N_TERMS = 1 << 16
+
+#: Longer text is cut here before anything else looks at it.
+MAX_TEXT_CHARS = 4096
+#: Longer strings inside the arguments are bulk (a file body, a prompt): only their length counts.
+MAX_VALUE_CHARS = 2048
+_MAX_LEAVES = 64
+_MAX_DEPTH = 4
+_MAX_WORDS = 160
+
+#: Names of the entries of `CallFeatures.numbers`.
+NUMBERS = (
+    "text_length",
+    "bulk_length",
+    "segments",
+    "pipes",
+    "sleep",
+    "timeout",
+    "block",
+    "background",
+    "limit",
+    "chained",
+    "paths",
+)
+
+_COMMAND_FIELDS = ("command", "cmd", "script", "commands")
+_BULK_FIELDS = re.compile(r"(chars|content|new_string|old_string|patch|input|prompt|code|text|message|body)$")
+_TIMEOUT_FIELDS = {"timeout": 1e-3, "timeout_ms": 1e-3, "timeout_s": 1.0, "timeout_seconds": 1.0}
+_BLOCK_FIELDS = {"yield_time_ms": 1e-3, "wait_ms": 1e-3, "delayseconds": 1.0, "seconds": 1.0, "duration": 1.0}
+_LIMIT_FIELDS = ("limit", "head_limit", "max_output_tokens", "max_tokens")
+
+# The closing quote is optional so that an unclosed string is consumed once instead of being rescanned.
+_LOOSE_FIELD = re.compile(
+    r"(?<!\w)\"?([A-Za-z_-]\w{0,40})\"?\s?:\s?"
+    r"(?:\"((?:[^\"\\]|\\.)*+)\"?|(-?\d{1,12}(?:\.\d{1,6})?)|(true|false))"
+)
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d+")
+_SEGMENT = re.compile(r"&&|\|\||[;|\n]|\$\(")
+_QUOTED = re.compile(r"\"[^\"]{24,}+\"?|'[^']{24,}+'?")
+_SLEEP = re.compile(r"\bsleep\s+(\d{1,6}(?:\.\d{1,3})?)([smh]?)")
+_SHELL_TIMEOUT = re.compile(r"\btimeout\s+(?:-\S+\s+)*+(\d{1,6})([smh]?)\b|-timeout[= ](\d{1,6})([smh]?)")
+_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+#: Words before the program itself.
+_WRAPPERS = frozenset(
+    (
+        "sudo",
+        "time",
+        "nohup",
+        "env",
+        "exec",
+        "command",
+        "timeout",
+        "nice",
+        "then",
+        "do",
+        "else",
+        "if",
+        "while",
+        "!",
+        "(",
+        "{",
+        "bash",
+        "sh",
+        "zsh",
+    )
+)
+#: Programs that say nothing about how long the line takes.
+_SILENT = frozenset(
+    (
+        "cd",
+        "echo",
+        "export",
+        "set",
+        "source",
+        "true",
+        "pwd",
+        "printf",
+        "fi",
+        "done",
+        "tail",
+        "head",
+        "wc",
+        "sort",
+        "uniq",
+        "tee",
+        "pushd",
+        "popd",
+        "Set-Location",
+    )
+)
+
+
+class CallFeatures(NamedTuple):
+    """What the estimators see of one call.
+
+    ``terms``: sorted unique hashed terms, int64 [k]. ``numbers``: float64 [len(NUMBERS)], log10(1 + x) or NaN when the
+    call does not say. ``tool``, ``program``, ``signature``: keys from coarse to exact, for histories and counters.
+    """
+
+    terms: np.ndarray
+    numbers: np.ndarray
+    tool: str
+    program: str
+    signature: str
+
+
+def call_features(call: ToolCall | None) -> CallFeatures:
+    """Features of ``call`` (None: the pause of a person)."""
+    if call is None:
+        return _PERSON_FEATURES
+    fields, text = read_arguments(call.arguments)
+    command = _command_of(fields)
+    scan = _Scan()
+    name = call.name or "<unnamed>"
+    words = [f"name={name}"]
+    scan.read_fields(fields)
+    program = ""
+    if command:
+        program = scan.read_command(command, words)
+        text = command
+    else:
+        for key, value in fields.items():
+            words.append(f"field={key}")
+            if isinstance(value, str) and len(value) <= 40 and not _BULK_FIELDS.search(key):
+                words.append(f"{key}={value}")
+    tokens = _WORD.findall(_QUOTED.sub(" quoted ", text[:MAX_VALUE_CHARS]))[:_MAX_WORDS]
+    lowered = [token.lower() if not token[0].isdigit() else f"#{len(token)}" for token in tokens]
+    words.extend(lowered)
+    words.extend(f"{first} {second}" for first, second in zip(lowered, lowered[1:], strict=False))
+    words.extend(scan.terms())
+    words.extend([f"{name}|{word}" for word in words[1:24]])
+    scan.text_length = len(text)
+    program_key = f"{name}|{program}" if program else name
+    # The command itself identifies a repeated run; other arguments name a file, and the length hardly matters.
+    signature = f"{name}|{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
+    return CallFeatures(_hash_terms(words), scan.numbers(), name, program_key, signature)
+
+
+def read_arguments(arguments: object) -> tuple[dict[str, object], str]:
+    """Return (leaf values by field name, the text of all short values); never raises, work is bounded."""
+    if isinstance(arguments, (bytes, bytearray)):
+        arguments = bytes(arguments[: MAX_TEXT_CHARS * 4]).decode("utf-8", "replace")
+    if isinstance(arguments, str):
+        return _read_text(arguments)
+    fields: dict[str, object] = {}
+    for key, value in _leaves(arguments):
+        fields.setdefault(key, value)
+    return fields, _joined(fields)
+
+
+def _read_text(text: str) -> tuple[dict[str, object], str]:
+    if len(text) <= MAX_TEXT_CHARS * 4 and text[:1] == "{":
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            fields: dict[str, object] = {}
+            for key, leaf in _leaves(value):
+                fields.setdefault(key, leaf)
+            return fields, _joined(fields)
+    cut = text[:MAX_TEXT_CHARS]
+    loose: dict[str, object] = {"length": float(len(text))} if len(text) > MAX_TEXT_CHARS else {}
+    for count, match in enumerate(_LOOSE_FIELD.finditer(cut)):
+        if count >= _MAX_LEAVES:
+            break
+        key, quoted, number, flag = match.groups()
+        found: object = (
+            quoted if quoted is not None else float(number) if number is not None else flag == "true"
+        )
+        if isinstance(found, str):
+            found = found.replace("\\n", "\n").replace('\\"', '"')
+        loose.setdefault(key.lower(), found)
+    return loose, _joined(loose) if loose else cut
+
+
+def _leaves(value: object) -> Iterator[tuple[str, object]]:
+    """Yield (field name, leaf) depth first, at most `_MAX_LEAVES` of them and `_MAX_DEPTH` deep."""
+    stack: list[tuple[str, object, int]] = [("", value, 0)]
+    produced = 0
+    while stack and produced < _MAX_LEAVES:
+        key, item, depth = stack.pop()
+        children: list[tuple[str, object]] = []
+        if isinstance(item, Mapping):
+            if depth < _MAX_DEPTH:
+                children = [(str(k)[:40].lower(), v) for k, v in _first(item.items())]
+        elif isinstance(item, (list, tuple)):
+            words = [v for v in item[:_MAX_LEAVES] if isinstance(v, str)]
+            if key in _COMMAND_FIELDS and len(words) == len(
+                item
+            ):  # an argument vector, e.g. ["bash", "-lc", "ls"]
+                produced += 1
+                yield key, " ".join(word[:MAX_VALUE_CHARS] for word in words)
+            elif depth < _MAX_DEPTH:
+                children = [(key, v) for v in item[:_MAX_LEAVES]]
+        else:
+            produced += 1
+            yield key, item
+        stack.extend((k, v, depth + 1) for k, v in reversed(children))
+
+
+def _first(items: object) -> list[tuple[object, object]]:
+    found: list[tuple[object, object]] = []
+    for pair in items:  # type: ignore[attr-defined]
+        found.append(pair)
+        if len(found) == _MAX_LEAVES:
+            break
+    return found
+
+
+def _joined(fields: Mapping[str, object]) -> str:
+    parts = [
+        v
+        for k, v in fields.items()
+        if isinstance(v, str) and len(v) <= MAX_VALUE_CHARS and not _BULK_FIELDS.search(k)
+    ]
+    return " ".join(parts)[:MAX_TEXT_CHARS]
+
+
+def _command_of(fields: Mapping[str, object]) -> str:
+    for key in _COMMAND_FIELDS:
+        value = fields.get(key)
+        if isinstance(value, str) and value.strip():
+            return value[:MAX_VALUE_CHARS]
+    return ""
+
+
+class _Scan:
+    """Collects the numbers of one call while its fields and its command are read."""
+
+    def __init__(self) -> None:
+        self.text_length = 0
+        self.bulk = 0.0
+        self.segments = self.pipes = self.chained = self.paths = 0
+        self.sleep = self.timeout = self.block = self.limit = math.nan
+        self.background = False
+
+    def read_fields(self, fields: Mapping[str, object]) -> None:
+        for key, value in fields.items():
+            if isinstance(value, bool):
+                self.background |= value and "background" in key
+            elif isinstance(value, str):
+                if _BULK_FIELDS.search(key) or len(value) > MAX_VALUE_CHARS:
+                    self.bulk += len(value)
+                elif "background" in key:
+                    self.background |= value.lower() == "true"
+            elif isinstance(value, (int, float)) and _finite(value):
+                self._read_number(key, float(value))
+
+    def _read_number(self, key: str, value: float) -> None:
+        if key in _TIMEOUT_FIELDS:
+            self.timeout = value * _TIMEOUT_FIELDS[key]
+        elif key in _BLOCK_FIELDS:
+            self.block = value * _BLOCK_FIELDS[key]
+        elif key in _LIMIT_FIELDS:
+            self.limit = value
+        elif key.endswith("chars") or key == "length":
+            self.bulk += value
+
+    def read_command(self, command: str, words: list[str]) -> str:
+        """Add the terms of a shell command to ``words``; return its first telling program and sub-command."""
+        for amount, unit in _SLEEP.findall(command):
+            self.sleep = (0.0 if math.isnan(self.sleep) else self.sleep) + float(amount) * _UNIT[unit]
+        bound = _SHELL_TIMEOUT.search(command)
+        if bound and math.isnan(self.timeout):
+            amount, unit = (bound[1], bound[2]) if bound[1] else (bound[3], bound[4])
+            self.timeout = float(amount) * _UNIT[unit]
+        bare = _QUOTED.sub(" quoted ", command)
+        self.pipes = bare.count("|")
+        self.chained = bare.count("&&") + bare.count(";") + bare.count("\n")
+        self.paths = bare.count("/")
+        self.background |= bare.rstrip().endswith("&")
+        telling = ""
+        programs = 0
+        for segment in _SEGMENT.split(bare)[:24]:
+            parts = _skip_wrappers(segment.split()[:24])
+            if not parts:
+                continue
+            self.segments += 1
+            program = parts[0].rsplit("/", 1)[-1][:32]
+            words.append(f"run={program}")
+            sub = next((p for p in parts[1:4] if p[:1].isalpha() and len(p) <= 24), "")
+            pair = f"{program} {sub}" if sub else program
+            words.append(f"run={pair}")
+            words.extend(f"flag={program} {p[:24]}" for p in parts[1:] if p[:1] == "-")
+            words.extend(f"arg={program} {p[:40]}" for p in parts[1:6] if p[:1] != "-")
+            if program in _SILENT:
+                continue
+            programs += 1
+            if programs <= 4:
+                words.append(f"run{programs}={pair}")
+            telling = telling or pair
+        return telling or "shell"
+
+    def terms(self) -> Iterator[str]:
+        for label, value in (("sleep", self.sleep), ("timeout", self.timeout), ("block", self.block)):
+            if not math.isnan(value):
+                yield f"{label}~{round(2 * math.log10(1 + max(value, 0.0)))}"
+        if self.background:
+            yield "background"
+
+    def numbers(self) -> np.ndarray:
+        raw = np.array(
+            [
+                self.text_length,
+                self.bulk,
+                self.segments,
+                self.pipes,
+                self.sleep,
+                self.timeout,
+                self.block,
+                self.background,
+                self.limit,
+                self.chained,
+                self.paths,
+            ],
+            dtype=np.float64,
+        )
+        return np.log10(1.0 + np.clip(raw, 0.0, 1e9))
+
+
+def _skip_wrappers(parts: list[str]) -> list[str]:
+    for index, part in enumerate(parts):
+        if part in _WRAPPERS or part[:1] == "-" or "=" in part or part.isdigit() or part[0] in "#<>&)}":
+            continue
+        return [part.strip("\"'`({"), *parts[index + 1 :]] if part.strip("\"'`({") else []
+    return []
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int too large for a float
+        return False
+
+
+def _hash_terms(words: list[str]) -> np.ndarray:
+    # crc32 and not hash(): every rank, and the next process, must get the same number.
+    hashed = {zlib.crc32(word.encode("utf-8", "replace")) & (N_TERMS - 1) for word in words}
+    return np.fromiter(sorted(hashed), dtype=np.int64, count=len(hashed))
+
+
+_PERSON_FEATURES = CallFeatures(_hash_terms([PERSON]), np.full(len(NUMBERS), np.nan), PERSON, PERSON, PERSON)

@@ -1,0 +1,130 @@
+"""Distributions of a wait on one common grid, and what eviction asks of them.
+
+Every prepared wait is one row: P(T > t) on a grid of times that all rows share. Conditioning on the time already
+elapsed, the mean time left and the discounted chance of a return are then a few vectorised lookups per row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: Durations are learned as log10(seconds + OFFSET_S): 10 ms is the resolution that eviction could ever use.
+OFFSET_S = 0.01
+_STEP = 0.1
+#: Log grid of the rows: from 0 s to 10^6 s (11.6 days).
+LOG_GRID = np.arange(-2.0, 6.0 + _STEP / 2, _STEP)
+TIME_GRID = 10.0**LOG_GRID - OFFSET_S
+TIME_GRID[0] = 0.0
+_WIDTHS = np.diff(TIME_GRID)
+_MIDDLES = (TIME_GRID[1:] + TIME_GRID[:-1]) / 2
+
+#: Longest duration that is told apart from "never", seconds.
+MAX_DURATION_S = float(TIME_GRID[-1])
+
+# A small share of every row lies beyond what was ever seen, as a Pareto tail (exponent 1): a wait that has outlived
+# all samples still has a time left, and it grows with the time already waited.
+_TAIL_SHARE = 1e-4
+_TAIL = np.minimum(1.0, 1.0 / np.maximum(TIME_GRID, 1e-9))
+_TAIL[-1] = 0.0
+#: The least time left, as a share of the time elapsed.
+MIN_LEFT_SHARE = 0.05
+#: And in seconds: rates stay finite.
+MIN_LEFT_S = 1e-3
+
+
+def log_seconds(duration_s: np.ndarray | float) -> np.ndarray:
+    """log10(duration + OFFSET_S), clipped to the grid; NaN counts as 0 s."""
+    clean = np.nan_to_num(np.asarray(duration_s, dtype=np.float64), nan=0.0, posinf=MAX_DURATION_S)
+    return np.log10(np.clip(clean, 0.0, MAX_DURATION_S) + OFFSET_S)
+
+
+def seconds(log_duration: np.ndarray | float) -> np.ndarray:
+    """The inverse of `log_seconds`."""
+    return np.maximum(10.0 ** np.asarray(log_duration, dtype=np.float64) - OFFSET_S, 0.0)
+
+
+def survival_row(cdf_log: np.ndarray, cdf: np.ndarray) -> np.ndarray:
+    """Return P(T > t) on the grid, float64 [len(TIME_GRID)], for a distribution function given at points.
+
+    Args:
+        cdf_log: increasing log10 durations, float64 [k].
+        cdf: P(T <= .) there, non-decreasing, float64 [k].
+    """
+    row = 1.0 - np.interp(LOG_GRID, cdf_log, cdf, left=0.0, right=1.0)
+    row[0], row[-1] = 1.0, 0.0
+    return row + _TAIL_SHARE * (_TAIL - row)
+
+
+def quantile(rows: np.ndarray, share: np.ndarray | float) -> np.ndarray:
+    """The ``share`` quantile (one, or float64 [n]) of every row, seconds: rows float64 [n, grid] -> float64 [n]."""
+    target = np.broadcast_to(1.0 - np.asarray(share, dtype=np.float64), len(rows))
+    above = rows > target[:, None]
+    at = np.clip(above.sum(axis=1) - 1, 0, len(TIME_GRID) - 2)
+    pick = np.arange(len(rows))
+    high, low = rows[pick, at], rows[pick, at + 1]
+    part = np.clip((high - target) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+    return seconds(LOG_GRID[at] + part * _STEP)
+
+
+def median_left(rows: np.ndarray, elapsed_s: np.ndarray) -> np.ndarray:
+    """The median of T - e given T > e, seconds: rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n]."""
+    _, survivors = _condition(rows, elapsed_s)
+    left = quantile(rows, 1.0 - 0.5 * survivors) - elapsed_s
+    return np.maximum(left, np.maximum(MIN_LEFT_SHARE * elapsed_s, MIN_LEFT_S))
+
+
+def mean_log_beyond(row: np.ndarray, elapsed_s: float) -> float:
+    """E[log10(T + offset) | T > elapsed]: what a wait that was cut off at ``elapsed_s`` probably became."""
+    start = float(log_seconds(elapsed_s))
+    left = np.interp(start, LOG_GRID, row)
+    mass = -np.diff(np.minimum(row, left))
+    middle = np.maximum((LOG_GRID[1:] + LOG_GRID[:-1]) / 2, start)
+    total = float(mass.sum())
+    return float(mass @ middle) / total if total > 1e-12 else start + np.log10(2.0)
+
+
+def mean_left(rows: np.ndarray, elapsed_s: np.ndarray, horizon_s: float | None = None) -> np.ndarray:
+    """E[T - e | T > e] in seconds (CacheWise 5.2), or E[min(T - e, horizon) | T > e] with a horizon.
+
+    rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n].
+    """
+    areas = (rows[:, 1:] + rows[:, :-1]) * (0.5 * _WIDTHS)
+    beyond = np.zeros_like(rows)
+    beyond[:, :-1] = np.cumsum(areas[:, ::-1], axis=1)[:, ::-1]
+    area, survivors = _area_beyond(rows, beyond, elapsed_s)
+    floor = np.maximum(MIN_LEFT_SHARE * elapsed_s, MIN_LEFT_S)
+    if horizon_s is not None:
+        area = area - _area_beyond(rows, beyond, elapsed_s + horizon_s)[0]
+        floor = np.minimum(floor, horizon_s)
+    return np.maximum(area / np.maximum(survivors, 1e-12), floor)
+
+
+def _area_beyond(rows: np.ndarray, beyond: np.ndarray, start_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the integral of P(T > t) over t > start, and P(T > start)."""
+    cell, survivors = _condition(rows, start_s)
+    pick = np.arange(len(rows))
+    after = rows[pick, cell + 1]
+    partial = 0.5 * (survivors + after) * np.maximum(TIME_GRID[cell + 1] - start_s, 0.0)
+    return beyond[pick, cell + 1] + partial, survivors
+
+
+def discounted(rows: np.ndarray, elapsed_s: np.ndarray, tau_s: float) -> np.ndarray:
+    """E[exp(-(T - e) / tau) | T > e], in (0, 1]: rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n]."""
+    _, survivors = _condition(rows, elapsed_s)
+    kept = np.minimum(rows, survivors[:, None])
+    mass = kept[:, :-1] - kept[:, 1:]
+    ahead = np.maximum(_MIDDLES - elapsed_s[:, None], 0.0)
+    weight = np.exp(ahead * (-1.0 / tau_s))
+    value = np.einsum("ij,ij->i", mass, weight) / np.maximum(survivors, 1e-12)
+    # Past the end of the grid nothing is known but that it takes long.
+    floor = np.exp(-np.minimum(np.maximum(elapsed_s, 1.0) / tau_s, 600.0))
+    return np.clip(value, floor, 1.0)
+
+
+def _condition(rows: np.ndarray, elapsed_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the grid cell that each elapsed time lies in and P(T > elapsed)."""
+    cell = np.clip(np.searchsorted(TIME_GRID, elapsed_s, side="right") - 1, 0, len(TIME_GRID) - 2)
+    pick = np.arange(len(rows))
+    part = np.clip((elapsed_s - TIME_GRID[cell]) / _WIDTHS[cell], 0.0, 1.0)
+    high, low = rows[pick, cell], rows[pick, cell + 1]
+    return cell, high - part * (high - low)
