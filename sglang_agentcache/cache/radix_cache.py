@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -72,6 +73,7 @@ class AgentRadixCache(UnifiedRadixCache):
         self.table = TrajectoryTable(self.policy, config.max_trajectories, config.forget_after_s)
         self.stats: Counter[str] = Counter()
         self._final_requests: set[str] = set()
+        self._in_flight: dict[str, Req] = {}
         self._deferred: OrderedDict[NodeId, None] = OrderedDict()
         self._tails: TailReader | None = None
         self._leaving: TreePathNodeInfo | None = None
@@ -105,8 +107,8 @@ class AgentRadixCache(UnifiedRadixCache):
         self, node_id: NodeId, params: DecLockRefParams, skip_swa: bool = False
     ) -> DecLockRefResult:
         result = super().dec_lock_ref(node_id, params, skip_swa)
-        if self._tails is not None and not self.disable:
-            self._tails.unlocked(node_id)
+        if self._tails is not None and not self.disable and self._tails.unlocked(node_id):
+            self.table.unpark(node_id)
         return result
 
     # ---- a request's life ----
@@ -124,7 +126,7 @@ class AgentRadixCache(UnifiedRadixCache):
             source = "lineage"
             earlier = self._continued_by(req)
             key = earlier.key if earlier is not None else None
-        req.agentcache_trajectory = self.table.begin(
+        self.table.begin(
             key,
             req.rid,
             now,
@@ -133,12 +135,23 @@ class AgentRadixCache(UnifiedRadixCache):
             parent=found.hints.parent_id,
             hints=found.hints,
         )
+        self._in_flight[req.rid] = req
         self.stats[f"requests_by_source.{source}"] += 1
         if found.hints.final:
             self._final_requests.add(req.rid)
 
     def request_left(self, rid: str) -> None:
-        """A request has left the server, finished or not. Harmless if it is unknown or left before."""
+        """A request has left the server, finished or not. Harmless if it is unknown or left before.
+
+        SGLang announces the abort of a request that is being prefilled before it releases its KV: until
+        `on_release` the request counts as there.
+        """
+        req = self._in_flight.get(rid)
+        if req is not None and not req.kv.holds_kv:
+            self._leave(rid)
+
+    def _leave(self, rid: str) -> None:
+        self._in_flight.pop(rid, None)
         trajectory = self.table.of_request(rid)
         if trajectory is None:
             return
@@ -156,12 +169,12 @@ class AgentRadixCache(UnifiedRadixCache):
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
-        trajectory: Trajectory | None = getattr(req, "agentcache_trajectory", None)
-        if trajectory is None or self.disable:
+        trajectory = self.table.of_request(req.rid)
+        if trajectory is None or self._in_flight.get(req.rid) is not req:
             return
         self._record(trajectory, req)
         if req.finished():
-            self.request_left(req.rid)
+            self._leave(req.rid)
 
     def complete(self, key: identity.TrajectoryKey) -> Released | None:
         """No further request of this trajectory will come.
@@ -248,19 +261,30 @@ class AgentRadixCache(UnifiedRadixCache):
 
         self._drain_deferred()
         if missing() > 0:
-            with self._batched_frees():
-                goal = tracker[FULL] + missing()
-                self._evict_superseded(goal, tracker)
-                self._evict_idle(goal, tracker)
+            with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
+                self._evict_superseded(enough, tracker)
+                self._evict_idle(enough, tracker)
         self._spare_active = True
         try:
             self._counted("unowned_tokens", tracker, by_sglang)
         finally:
             self._spare_active = False
         if missing() > 0:
-            with self._batched_frees():
-                self._evict_active(tracker[FULL] + missing(), tracker)
+            with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
+                self._evict_active(enough, tracker)
             self._counted("last_resort_tokens", tracker, by_sglang)
+
+    @contextmanager
+    def _until_freed(
+        self, missing: Callable[[], int], tracker: Tracker, satisfied: Callable[[], bool] | None
+    ) -> Iterator[Callable[[], bool]]:
+        """Give a test of whether enough has gone; frees are batched unless the allocator must see each."""
+        if satisfied is not None:
+            yield lambda: missing() <= 0
+            return
+        goal = tracker[FULL] + missing()
+        with self._batched_frees():
+            yield lambda: tracker[FULL] >= goal
 
     def _counted(self, name: str, tracker: Tracker, evict: Callable[[], None]) -> None:
         before = tracker[FULL]
@@ -280,21 +304,21 @@ class AgentRadixCache(UnifiedRadixCache):
         finally:
             allocator.free_group_end()
 
-    def _evict_superseded(self, goal: int, tracker: Tracker) -> None:
+    def _evict_superseded(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         for node in list(self.table.superseded):
-            if tracker[FULL] >= goal:
+            if enough():
                 return
             before = tracker[FULL]
-            self._drop_upward(node, tracker, goal)
+            self._drop_upward(node, tracker, enough)
             self.stats["superseded_tokens"] += tracker[FULL] - before
-            if tracker[FULL] < goal:
-                # Nothing more of it can go: what is left is shared or locked.
+            if not enough() and not self.tails.is_locked(node):
+                # Nothing more of it can go: what is left is shared.
                 self.table.superseded.pop(node, None)
 
-    def _evict_idle(self, goal: int, tracker: Tracker) -> None:
+    def _evict_idle(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         assert self.policy is not None
         now = self.clock.now()
-        while tracker[FULL] < goal:
+        while not enough():
             victim = self.policy.victim(now)
             if victim is None:
                 return
@@ -307,7 +331,7 @@ class AgentRadixCache(UnifiedRadixCache):
             self.stats["tail_chunks"] += 1
             self.stats["tail_tokens"] += freed
 
-    def _evict_active(self, goal: int, tracker: Tracker) -> None:
+    def _evict_active(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         """Last resort: tails of queued or retracted trajectories, newest arrival first."""
         active = {self.table.of_request(rid) for rid in self.table.requests_in_flight()}
         newest_first = sorted(
@@ -317,7 +341,7 @@ class AgentRadixCache(UnifiedRadixCache):
         )
         for trajectory in newest_first:
             freed = -1
-            while tracker[FULL] < goal and freed != 0:
+            while not enough() and freed != 0:
                 freed = self._cut(trajectory, tracker)
                 self.stats["active_tokens"] += freed
 
@@ -357,6 +381,7 @@ class AgentRadixCache(UnifiedRadixCache):
                 if prefix is None:
                     return False
                 self.table.trimmed(branch, prefix, keep)
+                step = replace(step, parent_id=prefix, path_start=keep, full_value_len=step.path_end - keep)
         return self._evict_leaf(step, tracker) > 0
 
     def _split(self, branch: Branch, at: int) -> NodeId | None:
@@ -398,7 +423,7 @@ class AgentRadixCache(UnifiedRadixCache):
         return tracker[FULL] - before
 
     def _drop_upward(
-        self, tail: NodeId, tracker: Tracker, goal: int | None, *, back_up: bool = True
+        self, tail: NodeId, tracker: Tracker, enough: Callable[[], bool] | None, *, back_up: bool = True
     ) -> NodeId:
         """Evict leaf after leaf from a tail that nobody lives on, up to what others use.
 
@@ -406,7 +431,7 @@ class AgentRadixCache(UnifiedRadixCache):
             the node at which it stopped.
         """
         for step in self.tails.free_leaves(tail):
-            if self.table.is_tail(step.node_id) or (goal is not None and tracker[FULL] >= goal):
+            if self.table.is_tail(step.node_id) or (enough is not None and enough()):
                 break
             if self._evict_leaf(step, tracker, back_up=back_up) == 0:
                 break
@@ -474,7 +499,7 @@ class AgentRadixCache(UnifiedRadixCache):
     def _step_of(self, node_id: NodeId) -> TreePathNodeInfo | None:
         if self._leaving is not None and self._leaving.node_id == node_id:
             return self._leaving
-        if not self.tree_core.enable_hicache and not self.table.knows(node_id):
+        if self.policy is None and not self.tree_core.enable_hicache and not self.table.knows(node_id):
             return None
         path = self.tails.path(node_id)
         return path[-1] if path else None

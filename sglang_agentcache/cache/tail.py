@@ -46,13 +46,14 @@ class TailReader:
             if self._core.is_full_device_evicted(node) or node in self._host_anchors:
                 self._host_anchors[node] += 1
 
-    def unlocked(self, node: NodeId) -> None:
-        """A lock anchored at `node` has been returned."""
+    def unlocked(self, node: NodeId) -> bool:
+        """A lock anchored at `node` has been returned. Returns whether that was the last one there."""
         for counts in (self._anchors, self._host_anchors):
             if node in counts:
                 counts[node] -= 1
                 if counts[node] <= 0:
                     del counts[node]
+        return node not in self._anchors
 
     def is_locked(self, node: NodeId) -> bool:
         """Whether a lock covers this leaf."""

@@ -291,7 +291,9 @@ class TrajectoryTable:
         continued.touched = self._next_serial
         continued.tail = path[-1].node
         continued.resident_tokens = path[-1].end
-        continued.history_tokens = max(history_tokens, path[-1].end)
+        continued.history_tokens = max(
+            history_tokens, path[-1].end, 0 if rewrites else continued.history_tokens
+        )
         continued.tokens = tokens
         continued.prompt_node, continued.prompt_tokens = None, 0
         for entry in path:
@@ -388,6 +390,8 @@ class TrajectoryTable:
         if trajectory_left is not None and parent is not None and not self.is_tail(parent):
             self.superseded[parent] = trajectory_left
             self.superseded.move_to_end(parent, last=False)
+        if parent is not None:
+            self.unpark(parent)
 
     def trimmed(self, branch: Branch, node: NodeId, resident_tokens: int) -> None:
         """A branch's tail has been split: its resident history is about to end at `node`."""
@@ -401,6 +405,18 @@ class TrajectoryTable:
         trajectory.parked = True
         if self.policy is not None:
             self.policy.leave(trajectory)
+
+    def unpark(self, node: NodeId) -> None:
+        """What kept the trajectories that end here from giving their tails may have gone: they rejoin.
+
+        Told when another tail leaves the node, its last child is evicted, or its last lock is returned.
+        """
+        for branch in self._tails.get(node, ()):
+            trajectory = branch.trajectory
+            if trajectory.parked and not trajectory.requests and self.private_to(node, trajectory):
+                trajectory.parked = False
+                if self.policy is not None:
+                    self.policy.join(trajectory, trajectory.idle_since)
 
     # ---- inside ----
 
@@ -463,17 +479,8 @@ class TrajectoryTable:
                 if not at_node:
                     del index[node]
         if branch.tail is not None:
-            self._unpark_at(branch.tail)
+            self.unpark(branch.tail)
 
     def _drop_branch(self, branch: Branch) -> None:
         self._unlink(branch)
         branch.trajectory.branches.remove(branch)
-
-    def _unpark_at(self, node: NodeId) -> None:
-        """Someone's tail has left this node: what is there may have become private."""
-        for branch in self._tails.get(node, ()):
-            trajectory = branch.trajectory
-            if trajectory.parked and not trajectory.requests and self.private_to(node, trajectory):
-                trajectory.parked = False
-                if self.policy is not None:
-                    self.policy.join(trajectory, trajectory.idle_since)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.serving import CORES, Server
+from tests.support.serving import CORES, Server
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
