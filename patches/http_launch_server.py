@@ -10,17 +10,12 @@ from sglang_agentcache.patches.fingerprint import Patch
 
 
 def mount(*args: Any, **kwargs: Any) -> None:
-    """Include the router once; the app's API-key middleware, added later, covers it like any other route."""
+    """Add our endpoints; the API-key middleware, added later, covers them like SGLang's own."""
     from sglang.srt.entrypoints import http_server
 
-    from sglang_agentcache.serving.http import router
+    from sglang_agentcache.serving import http
 
-    if router not in _mounted:
-        http_server.app.include_router(router)
-        _mounted.append(router)
-
-
-_mounted: list[Any] = []
+    http.mount(http_server.app)
 
 
 PATCH = Patch(

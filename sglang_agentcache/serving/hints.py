@@ -120,9 +120,9 @@ def parse(payload: object, where: str) -> Hints:
 def pack(hints: Hints, source: str) -> dict[str, str | bool | float]:
     """Return the form in which hints travel to the scheduler, under `KEY` of ``custom_params``.
 
-    SGLang 0.5.23 decodes ``SamplingParams.custom_params`` in the scheduler as ``CustomParamValue``: an object
-    may hold only scalars there, and anything deeper raises in the receive loop and ends the scheduler. Hence
-    the tool calls are one JSON text.
+    With SGLANG_USE_PICKLE_IPC=0, SGLang 0.5.23 decodes ``custom_params`` in the scheduler as
+    ``CustomParamValue``: an object may hold only scalars there, and anything deeper raises in the receive loop
+    and ends the scheduler. Hence the tool calls are one JSON text.
     """
     packed: dict[str, str | bool | float] = {
         name: value for name in FIELDS if name != "tool_calls" and (value := getattr(hints, name)) is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
@@ -20,7 +20,6 @@ from sglang_agentcache.serving.hints import COMPLETE, KEY, Completion, HintError
 
 _INACTIVE = "agentcache is not active in this server: start it with --radix-cache-backend agentcache"
 
-router = APIRouter()
 _chains = ResponseChains()
 
 
@@ -70,7 +69,6 @@ def _prompts(obj: GenerateReqInput) -> int:
     return 1
 
 
-@router.post("/agentcache/complete")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def complete(request: Request) -> dict[str, Any]:
     """Release what only this trajectory holds, on every data-parallel rank; tokens are sums over them."""
@@ -100,6 +98,16 @@ def completion_message(completion: Completion) -> DumperControlReqInput:
         "cache_salt": completion.cache_salt,
     }
     return DumperControlReqInput(method=COMPLETE, body=body)
+
+
+def mount(app: FastAPI) -> None:
+    """Add our endpoints to ``app``, once.
+
+    Each as a route of its own: with FastAPI 0.165 an included router hides its endpoints from SGLang's API-key
+    middleware, which reads the auth level off the matched route, and then takes the wrong key.
+    """
+    if not any(getattr(route, "endpoint", None) is complete for route in app.routes):
+        app.add_api_route("/agentcache/complete", complete, methods=["POST"])
 
 
 class _Refusing:
