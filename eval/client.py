@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ class Client:
                 if response.status != 200:
                     raise RequestFailed(f"HTTP {response.status}: {(await response.text())[:500]}")
                 return await self._read(response.content, start, output_tokens)
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
     @staticmethod

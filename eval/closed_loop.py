@@ -53,12 +53,13 @@ def next_call(turn: Turn) -> list[dict[str, str]]:
     # Only the arguments of the call that returned last are recorded.
     last = max((i for i, (name, _) in enumerate(turn.tools) if name == turn.tool_name), default=None)
     return [
-        {"name": name, "arguments": arguments if i == last else "{}"} for i, (name, _) in enumerate(turn.tools)
+        {"name": name, "arguments": arguments if i == last else "{}"}
+        for i, (name, _) in enumerate(turn.tools)
     ]
 
 
 def hint(trajectory: Trajectory, index: int, oracle: bool) -> dict[str, Any]:
-    """The ``custom_params`` of one request: who it belongs to, whether it is the last, which tools run next."""
+    """The ``custom_params`` of one request: whose it is, whether it is the last, which tools run next."""
     following = trajectory.turns[index + 1] if index + 1 < len(trajectory.turns) else None
     payload: dict[str, Any] = {"trajectory_id": trajectory.trajectory_id, "final": following is None}
     if trajectory.parent is not None:

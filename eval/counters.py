@@ -23,6 +23,15 @@ def get(url: str, path: str, api_key: str | None = None, timeout_s: float = 30.0
         return response.read()
 
 
+def flush_cache(url: str, api_key: str | None = None) -> None:
+    """Empty the server's cache; it must be idle. Raises OSError."""
+    request = urllib.request.Request(url.rstrip("/") + "/flush_cache?timeout=30", method="POST")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request, timeout=60.0):
+        pass
+
+
 def server_info(url: str, api_key: str | None = None) -> dict[str, Any]:
     """``GET /server_info``. Raises OSError."""
     return json.loads(get(url, "/server_info", api_key))

@@ -20,7 +20,7 @@ ENVIRONMENT = "AGENTCACHE_DATA"
 
 
 def data_folder(given: str | None = None) -> Path | None:
-    """The folder of recorded traces: ``given``, else $AGENTCACHE_DATA, else ``../shared/data`` beside the checkout.
+    """The folder of recorded traces: ``given``, else $AGENTCACHE_DATA, else ``../shared/data``.
 
     None if none of them is there. Raises ValueError if a folder that was named does not exist.
     """

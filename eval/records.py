@@ -54,7 +54,9 @@ _encoder = msgspec.json.Encoder()
 
 def encode(record: RequestRecord) -> bytes:
     """One line, with the derived ``uncached_tokens`` spelled out for readers in other languages."""
-    return _encoder.encode({**msgspec.structs.asdict(record), "uncached_tokens": record.uncached_tokens}) + b"\n"
+    return (
+        _encoder.encode({**msgspec.structs.asdict(record), "uncached_tokens": record.uncached_tokens}) + b"\n"
+    )
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[RequestRecord]:

@@ -1,8 +1,8 @@
 """Replays agent trajectories in closed loop against a running SGLang server.
 
-A fixed number of agents is live. Each sends its next request when the recorded gap has passed since the previous
-answer; when a trajectory ends, the next one is admitted. Prompts extend the tokens that the server really
-generated. Works with any SGLang server; hints are sent only if asked for.
+A fixed number of agents is live. Each sends its next request when the recorded gap has passed since the
+previous answer; when a trajectory ends, the next one is admitted. Prompts extend the tokens that the server
+really generated. Works with any SGLang server; hints are sent only if asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -48,34 +49,35 @@ def replay(
     return run.outcome
 
 
-def add_scale_arguments(parser: argparse.ArgumentParser, defaults: scale.Scale) -> None:
-    """The options that make a `scale.Scale`."""
-    group = parser.add_argument_group("scale")
-    add = group.add_argument
-    add("--token-scale", type=float, default=defaults.tokens, help="factor on contexts and outputs (%(default)s)")
-    add("--gap-scale", type=float, default=defaults.gaps, help="factor on gaps (%(default)s)")
-    add("--gap-cap", type=float, default=defaults.gap_cap_s, help="recorded seconds of a tool gap at most")
-    add("--human-gap-cap", type=float, default=defaults.human_cap_s, help="the same for a person's gap")
+def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that make a `scale.Scale`; what is not given is None."""
+    add = parser.add_argument_group("scale").add_argument
+    add("--token-scale", type=float, help="factor on contexts and outputs")
+    add("--gap-scale", type=float, help="factor on gaps")
+    add("--gap-cap", type=float, help="recorded seconds of a tool gap at most")
+    add("--human-gap-cap", type=float, help="the same for a person's gap")
     add(
         "--session-boundary",
         type=float,
-        default=defaults.boundary_s,
-        help="a person's gap over this many recorded seconds ends the session (CacheWise 6.1)",
+        help="a person's gap over this many recorded seconds ends the session",
     )
-    add("--max-turns", type=int, default=defaults.max_turns, help="cut longer trajectories")
-    add("--max-context", type=int, default=defaults.max_context, help="scaled tokens of one context at most")
+    add("--max-turns", type=int, help="cut longer trajectories")
+    add("--max-context", type=int, help="scaled tokens of one context at most")
 
 
-def scale_from(args: argparse.Namespace) -> scale.Scale:
-    """The `scale.Scale` that was asked for. Raises ValueError."""
-    return scale.Scale(
-        tokens=args.token_scale,
-        gaps=args.gap_scale,
-        gap_cap_s=args.gap_cap,
-        human_cap_s=args.human_gap_cap,
-        boundary_s=args.session_boundary,
-        max_turns=args.max_turns,
-        max_context=args.max_context,
+def scale_from(args: argparse.Namespace, defaults: scale.Scale) -> scale.Scale:
+    """``defaults`` with what was asked for. Raises ValueError."""
+    given = {
+        "tokens": args.token_scale,
+        "gaps": args.gap_scale,
+        "gap_cap_s": args.gap_cap,
+        "human_cap_s": args.human_gap_cap,
+        "boundary_s": args.session_boundary,
+        "max_turns": args.max_turns,
+        "max_context": args.max_context,
+    }
+    return dataclasses.replace(
+        defaults, **{name: value for name, value in given.items() if value is not None}
     )
 
 
@@ -95,17 +97,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--first-id", type=int, default=0, help="lowest token id (%(default)s)")
     add("--api-key", help="bearer token of the server")
     add("--timeout", type=float, default=600.0, help="seconds for one request (%(default)s)")
-    add_scale_arguments(parser, scale.Scale())
+    add_scale_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     try:
-        shrink = scale_from(args)
+        shrink = scale_from(args, scale.Scale())
         if args.concurrency < 1:
             raise ValueError(f"--concurrency: at least 1, got {args.concurrency}")
         chosen = dataset.choose(read_traces(*args.trace), args.trajectories, args.seed)
         trajectories = list(scale.apply(chosen, shrink))
-        demand = scale.demand(trajectories, args.concurrency)
+        demand = scale.expected_demand(trajectories, args.concurrency)
         before = Counters.read(args.url, args.api_key)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

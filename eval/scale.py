@@ -1,12 +1,13 @@
 """Shrinks a workload so that a small pool shows the paper's regime, and says by how much.
 
-The regime (RR-EVICT section 4, figure 4): the KV of active requests fits the pool, active plus live idle KV does
-not. Contexts, outputs and the policy's chunk shrink by one factor, gaps by another, so the proportions that
-eviction depends on stay: history to new tokens to chunk to pool, idle time to service time.
+The regime (RR-EVICT section 4, figure 4): the KV of active requests fits the pool, active plus live idle KV
+does not. Contexts, outputs and the policy's chunk shrink by one factor, gaps by another, so the proportions
+that eviction depends on stay: history to new tokens to chunk to pool, idle time to service time.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,9 @@ def split_sessions(trajectory: Trajectory, boundary_s: float) -> list[Trajectory
     parts: list[list[Turn]] = [[]]
     for turn in trajectory.turns:
         if parts[-1] and waits_for_person(turn) and (turn.gap_s or 0.0) > boundary_s:
-            parts.append([trace.replace_turn(turn, new_input_tokens=turn.prompt_tokens, gap_s=None, reset=False)])
+            parts.append(
+                [trace.replace_turn(turn, new_input_tokens=turn.prompt_tokens, gap_s=None, reset=False)]
+            )
         else:
             parts[-1].append(turn)
     if len(parts) == 1:
@@ -131,6 +134,46 @@ def apply(trajectories: Iterable[Trajectory], scale: Scale) -> Iterator[Trajecto
                 yield scaled
 
 
+def stretch_gaps(trajectories: Iterable[Trajectory], factor: float) -> list[Trajectory]:
+    """Multiply every known gap."""
+    return [
+        trace.replace(
+            item,
+            turns=[
+                turn if turn.gap_s is None else trace.replace_turn(turn, gap_s=turn.gap_s * factor)
+                for turn in item.turns
+            ],
+        )
+        for item in trajectories
+    ]
+
+
+def limit_waiting(trajectories: Iterable[Trajectory], longest_s: float) -> list[Trajectory]:
+    """End each trajectory before the turn at which its gaps add up to more than ``longest_s`` seconds."""
+    limited = []
+    for item in trajectories:
+        waited = itertools.accumulate(turn.gap_s or 0.0 for turn in item.turns)
+        turns = [turn for turn, total in zip(item.turns, waited, strict=True) if total <= longest_s]
+        limited.append(
+            trace.replace(item, turns=turns, truncated=True) if len(turns) < len(item.turns) else item
+        )
+    return limited
+
+
+def longest_waiting_first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """Move the ``count`` trajectories with the longest gaps to the front, the rest stays in order.
+
+    In a closed loop a long trajectory that is admitted last leaves all other agents without work.
+    """
+    order = sorted(
+        range(len(trajectories)), key=lambda i: -sum(t.gap_s or 0.0 for t in trajectories[i].turns)
+    )
+    first = set(order[:count])
+    return [trajectories[i] for i in sorted(first)] + [
+        item for i, item in enumerate(trajectories) if i not in first
+    ]
+
+
 @dataclass(frozen=True)
 class Demand:
     """What a closed loop of ``concurrency`` agents is expected to hold, in tokens."""
@@ -142,6 +185,8 @@ class Demand:
     """Mean private context after a turn, over all turns."""
     shared: float
     """Shared prefixes that are in use together (each counted once)."""
+    mean_context: float
+    """Mean context after a turn, shared prefix included."""
     peak: int
     """Longest context of any single request."""
     mean_gap_s: float
@@ -154,8 +199,9 @@ class Demand:
     def describe(self) -> str:
         """One line for the log."""
         return (
-            f"demand: {self.trajectories} trajectories, {self.turns} requests, {self.concurrency} live; expected "
-            f"live KV {self.live_tokens:,.0f} tokens ({self.shared:,.0f} shared), longest context {self.peak:,}, "
+            f"demand: {self.trajectories} trajectories, {self.turns} requests, {self.concurrency} live; "
+            f"expected live KV {self.live_tokens:,.0f} tokens ({self.shared:,.0f} shared), "
+            f"longest context {self.peak:,}, "
             f"mean gap {self.mean_gap_s:.2f} s"
         )
 
@@ -164,18 +210,16 @@ class Demand:
         return round(self.live_tokens / pressure)
 
 
-def demand(trajectories: Sequence[Trajectory], concurrency: int) -> Demand:
+def expected_demand(trajectories: Sequence[Trajectory], concurrency: int) -> Demand:
     """Expected demand of a closed loop over these trajectories. Raises ValueError if there are none."""
     if not trajectories:
         raise ValueError("no trajectory is left to replay; allow longer contexts or a smaller token scale")
     turns = [(item, turn) for item in trajectories for turn in item.turns]
-    private = [
-        turn.prompt_tokens + turn.output_tokens - item.shared_prefix_tokens for item, turn in turns
-    ]
+    private = [turn.prompt_tokens + turn.output_tokens - item.shared_prefix_tokens for item, turn in turns]
     prefixes: dict[str | None, list[int]] = {}
     for item, _ in turns:
         prefixes.setdefault(item.shared_prefix_id, []).append(item.shared_prefix_tokens)
-    # A prefix used by a share p of the turns is held by at least one of n live agents with chance 1 - (1 - p)^n.
+    # A prefix that a share p of the turns use is held by one of n live agents with chance 1 - (1 - p)^n.
     shared = sum(
         max(sizes) * (1 - (1 - len(sizes) / len(turns)) ** concurrency) for sizes in prefixes.values()
     )
@@ -186,6 +230,7 @@ def demand(trajectories: Sequence[Trajectory], concurrency: int) -> Demand:
         turns=len(turns),
         mean_private=sum(private) / len(private),
         shared=shared,
+        mean_context=sum(turn.prompt_tokens + turn.output_tokens for _, turn in turns) / len(turns),
         peak=max(item.peak_tokens for item in trajectories),
         mean_gap_s=sum(gaps) / len(gaps) if gaps else 0.0,
     )

@@ -72,7 +72,11 @@ class Server:
         with self._log.open("wb") as out:
             # A session of its own: Ctrl-C reaches us only, and the whole group can be stopped by its id.
             self._process = subprocess.Popen(
-                self.command, stdout=out, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+                self.command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
             )
         return self
 

@@ -61,7 +61,9 @@ def row(
         "requests": len(served),
         "errors": len(requests) - len(served),
         "lost_history_share": (
-            round(sum(record.lost_most_of_history for record in returned) / len(returned), 6) if returned else None
+            round(sum(record.lost_most_of_history for record in returned) / len(returned), 6)
+            if returned
+            else None
         ),
     }
     if partial:

@@ -49,7 +49,9 @@ class History:
         self._source = source
         self._id = trajectory_id
         self._shared = (
-            source.draw(shared_prefix_tokens, "shared", shared_prefix_id) if shared_prefix_id is not None else []
+            source.draw(shared_prefix_tokens, "shared", shared_prefix_id)
+            if shared_prefix_id is not None
+            else []
         )
         self._turn = 0
         self.context: list[int] = []

@@ -20,7 +20,7 @@ _SCORES = (-1.2816, 0.0, 1.2816, 2.3263)
 
 @dataclass(frozen=True)
 class Quantiles:
-    """A positive distribution given by four quantiles, interpolated on a log scale, continued as its ends are."""
+    """A positive distribution given by four quantiles, interpolated on a log scale."""
 
     p10: float
     p50: float
@@ -138,7 +138,9 @@ def call(tool: Tool, rng: np.random.Generator) -> tuple[str, Quantiles]:
     return json.dumps({"command": command}), chosen.gap
 
 
-def _tool(weight: float, gap: tuple[float, float, float, float], human: bool = False, **arguments: str) -> Tool:
+def _tool(
+    weight: float, gap: tuple[float, float, float, float], human: bool = False, **arguments: str
+) -> Tool:
     return Tool(weight, Quantiles(*gap, 3600), arguments, human)
 
 

@@ -66,7 +66,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One agent's requests in order. Sub-agents are trajectories of their own with the same ``session_group``."""
+    """One agent's requests in order. Sub-agents are separate, in the same ``session_group``."""
 
     trajectory_id: str
     session_group: str
@@ -129,8 +129,8 @@ def check(trajectory: Trajectory) -> None:
             )
         if index and turn.kept_tokens > context:
             raise ValueError(
-                f"{where}.new_input_tokens: keeps {turn.kept_tokens} tokens of a previous context of {context}; "
-                f"allowed are at least {turn.prompt_tokens - context}"
+                f"{where}.new_input_tokens: keeps {turn.kept_tokens} tokens of a previous context "
+                f"of {context}; allowed are at least {turn.prompt_tokens - context}"
             )
         context = turn.prompt_tokens + turn.output_tokens
 

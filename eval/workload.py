@@ -1,9 +1,9 @@
 """Generates agent trajectories: seeded, text-free, fitted to the figures of public agent runs.
 
-Three profiles: ``coding-agent`` (interactive coding sessions and their sub-agents), ``swe-bench`` (one issue, one
-shell, no person) and ``tau2`` (customer service: short tools, a user every other turn). The fit is to P10, P50, P90
-and P99 of turns, first prompt, new and output tokens per turn and of gaps per tool. What is not modelled: parallel
-calls, time of day, and how a tool's result depends on the one before it.
+Three profiles: ``coding-agent`` (interactive coding sessions and their sub-agents), ``swe-bench`` (one
+issue, one shell, no person) and ``tau2`` (customer service: short tools, a user every other turn). The fit
+is to P10, P50, P90 and P99 of turns, first prompt, new and output tokens per turn and of gaps per tool.
+What is not modelled: parallel calls, time of day, and how a tool's result depends on the one before it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Profile:
     window: int
     """Context at which the agent compacts its history."""
     longest_tool_s: float = 3600.0
-    """No tool takes longer: the tool model's tails include approvals by a person, unattended agents have none."""
+    """The tool model's tails include approvals by a person; unattended agents have none."""
 
 
 PROFILES: Mapping[str, Profile] = {

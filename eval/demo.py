@@ -1,0 +1,354 @@
+"""Runs the real SGLang server on the CPU once per policy, on the same agent trajectories.
+
+Writes OUT/summary.json (one row per policy), OUT/tails.png, OUT/table.txt, OUT/run.json (what was run, the
+scale, the measured pressure) and OUT/POLICY/ with the raw requests and the server's log. Ctrl-C keeps what
+is done so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval import calibrate, counters, dataset, plot, regime, summary
+from eval.client import RequestFailed
+from eval.closed_loop import Outcome, ReplayConfig
+from eval.counters import Counters
+from eval.records import RequestRecord
+from eval.replay import add_scale_arguments, replay, scale_from
+from eval.scale import (
+    Demand,
+    Scale,
+    apply,
+    expected_demand,
+    limit_waiting,
+    longest_waiting_first,
+    stretch_gaps,
+)
+from eval.server import CPU_ENVIRONMENT, Server, ServerFailed, without_our_plugin
+from eval.tiny_model import TinyModel, write_tiny_model
+from eval.trace import Trajectory
+
+STOCK, OURS = "sglang.launch_server", "sglang_agentcache.launch_server"
+
+PAPER_CHUNK_TOKENS = 1024
+"""RR-EVICT section 4; shrunk with the contexts."""
+
+RAMP_S = 5.0
+"""The first agents do not all start at once: a cold burst would be the same tail for every policy."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a policy's server is started and whether its clients send hints.
+
+    ``config`` (None: no such flag) is ``--radix-eviction-policy-config``, plus ``chunk_tokens``.
+    """
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    hints: bool = True
+    config: Mapping[str, Any] | None = None
+
+    def command(self, chunk_tokens: int) -> list[str]:
+        """The flags that select this policy."""
+        if self.config is None:
+            return list(self.arguments)
+        config = json.dumps({"chunk_tokens": chunk_tokens, **self.config})
+        return [*self.arguments, "--radix-eviction-policy-config", config]
+
+
+POLICIES: Mapping[str, Policy] = {
+    # As shipped: SGLang's own launcher, our plugin not loaded, no hints.
+    "lru": Policy(STOCK, hints=False),
+    "lru+completion": Policy(OURS, ("--radix-cache-backend", "agentcache", "--radix-eviction-policy", "lru")),
+    "rr": Policy(OURS, ("--radix-eviction-policy", "rr"), config={}),
+    "rr-leaf": Policy(OURS, ("--radix-eviction-policy", "rr"), config={"visit": "leaf"}),
+}
+
+MODEL = TinyModel(layers=2, hidden=384, heads=1, kv_heads=1, head_dim=32)
+"""Wide layers and little attention: SGLang's CPU attention recomputes the cached part of a prompt, and
+with more heads that would hide what a cache hit saves."""
+
+UTILISATION = 0.5
+"""Share of the time that the server is meant to be busy under the first policy: idle agents are what policies
+choose from."""
+LONGEST_REPLAY_S = 80.0
+"""Four policies, each with a server start, have to fit ten minutes."""
+LONGEST_WAIT_S = 40.0
+"""Gaps of one trajectory in total: with one agent left there is no pressure, only time that passes."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A workload's size on a CPU; its gaps are fitted to the machine's speed (`eval.calibrate`)."""
+
+    trajectories: int
+    scale: Scale = field(default_factory=Scale)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "coding-agent": Preset(
+        40, Scale(tokens=1 / 32, gap_cap_s=10, human_cap_s=20, max_turns=18, max_context=6000)
+    ),
+    "swe-bench": Preset(
+        24, Scale(tokens=1 / 16, gap_cap_s=10, human_cap_s=20, max_turns=24, max_context=6000)
+    ),
+    "tau2": Preset(45, Scale(tokens=1 / 4, gap_cap_s=10, human_cap_s=20, max_turns=24, max_context=6000)),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="results (%(default)s)")
+    add("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="in this order")
+    add("--workload", choices=list(PRESETS), default="coding-agent", help="what the agents do (%(default)s)")
+    add(
+        "--data",
+        metavar="DIR",
+        help=f"recorded traces; default ${dataset.ENVIRONMENT}, else ../shared/data, else the generator",
+    )
+    add(
+        "--generated",
+        action="store_true",
+        help="use the workload generator even if recorded traces are there",
+    )
+    add("--trajectories", type=int, help="how many (default: the workload's preset)")
+    add("--concurrency", type=int, default=16, help="live agents (%(default)s)")
+    add(
+        "--pressure", type=float, default=1.4, help="expected live KV as a multiple of the pool (%(default)s)"
+    )
+    add("--pool-tokens", type=int, help="size of the KV pool instead of one derived from --pressure")
+    add("--page-size", type=int, default=1, help="of the KV pool (%(default)s)")
+    add("--seed", type=int, default=0, help="of the sample, the gaps and the token ids (%(default)s)")
+    add("--model-path", type=Path, help="a model directory instead of the tiny one that is made")
+    add("--port", type=int, help="of the server (default: a free one)")
+    # No defaults: what is not given comes from the workload's preset.
+    add_scale_arguments(parser)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One workload at one size, the same for every policy.
+
+    ``fitted`` says how the gaps were fitted to the machine; None while they still have to be.
+    """
+
+    trajectories: list[Trajectory]
+    origin: str
+    scale: Scale
+    demand: Demand
+    pool_tokens: int
+    chunk_tokens: int
+    fitted: str | None
+
+    def fit_gaps(self, speed: calibrate.Speed) -> Plan:
+        """The same plan with gaps that suit a server of this speed."""
+        # What does not fit is missing, but those who return soon, and most do, find theirs: about half of it.
+        lost = max(0.0, 1 - self.pool_tokens / self.demand.live_tokens) / 2
+        service = calibrate.service_s(self.trajectories, speed, lost)
+        concurrency = self.demand.concurrency
+        factor = calibrate.gap_factor(self.trajectories, service, concurrency, UTILISATION, LONGEST_REPLAY_S)
+        trajectories = limit_waiting(stretch_gaps(self.trajectories, factor), LONGEST_WAIT_S)
+        return dataclasses.replace(
+            self,
+            trajectories=trajectories,
+            scale=dataclasses.replace(self.scale, gaps=self.scale.gaps * factor),
+            demand=expected_demand(trajectories, concurrency),
+            fitted=(
+                f"{speed.describe()}; expected service time {service * 1e3:.0f} ms a request; "
+                f"a trajectory ends when it has waited {LONGEST_WAIT_S:.0f} s"
+            ),
+        )
+
+    def describe(self) -> str:
+        """What is run, for the log."""
+        return (
+            f"workload: {self.origin}\n{self.fitted}\n"
+            f"scale: {self.scale.describe()}\n{self.demand.describe()}\n"
+            f"pool: {self.pool_tokens:,} tokens, expected live KV "
+            f"{self.demand.live_tokens / self.pool_tokens:.2f} of it; "
+            f"tail chunk {self.chunk_tokens} tokens ({PAPER_CHUNK_TOKENS} scaled)"
+        )
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Choose, scale and size. Raises ValueError naming the flag that does not fit."""
+    for name in ("concurrency", "page_size", "pressure", "pool_tokens", "trajectories"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"--{name.replace('_', '-')}: above 0, got {value}")
+    preset = PRESETS[args.workload]
+    shrink = scale_from(args, preset.scale)
+    folder = None if args.generated else dataset.data_folder(args.data)
+    count = args.trajectories or preset.trajectories
+    chosen, origin = dataset.load(args.workload, count, args.seed, folder, min_turns=4)
+    trajectories = longest_waiting_first(list(apply(chosen, shrink)), args.concurrency // 2)
+    demand = expected_demand(trajectories, args.concurrency)
+    pool = args.pool_tokens or demand.pool_for(args.pressure)
+    pool -= pool % args.page_size
+    if demand.peak > pool:
+        raise ValueError(
+            f"pool of {pool} tokens: the longest context has {demand.peak}; raise --pool-tokens or "
+            "--concurrency, or lower --max-context or --pressure"
+        )
+    chunk = round(PAPER_CHUNK_TOKENS * shrink.tokens)
+    chunk = max(args.page_size, chunk - chunk % args.page_size)
+    fitted = None if args.gap_scale is None else "gaps as --gap-scale asks"
+    return Plan(trajectories, origin, shrink, demand, pool, chunk, fitted)
+
+
+class Demo:
+    """Runs policies one after the other and keeps OUT up to date after each."""
+
+    def __init__(self, args: argparse.Namespace, plan: Plan, model: Path) -> None:
+        self._args, self._plan, self._model = args, plan, model
+        self.rows: list[summary.Row] = []
+        self._requests: dict[str, list[RequestRecord]] = {}
+        self._notes: dict[str, Any] = {}
+
+    def run(self, name: str) -> bool:
+        """Start the policy's server, replay, stop it. Returns whether the replay was finished.
+
+        Raises ServerFailed if the server does not start.
+        """
+        args, policy = self._args, POLICIES[name]
+        folder: Path = args.out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**CPU_ENVIRONMENT, **(without_our_plugin() if policy.module == STOCK else {})}
+        arguments = [
+            *(
+                "--device",
+                "cpu",
+                "--model-path",
+                str(self._model),
+                "--max-total-tokens",
+                str(self._plan.pool_tokens),
+            ),
+            *(
+                "--page-size",
+                str(args.page_size),
+                "--enable-cache-report",
+                "--enable-metrics",
+                "--sleep-on-idle",
+            ),
+            *(() if args.model_path else ("--load-format", "dummy")),
+            *policy.command(self._plan.chunk_tokens),
+        ]
+        with Server(policy.module, arguments, folder / "server.log", args.port, environment) as server:
+            print(f"{name}: starting {policy.module}", file=sys.stderr)
+            started_s = server.wait_healthy()
+            speed = calibrate.probe(server.url, round(self._plan.demand.mean_context), args.seed)
+            counters.flush_cache(server.url)
+            if self._plan.fitted is None:
+                self._plan = self._plan.fit_gaps(speed)
+                print(self._plan.describe(), file=sys.stderr)
+            plan = self._plan
+            before = Counters.read(server.url)
+            config = ReplayConfig(
+                url=server.url,
+                concurrency=args.concurrency,
+                seed=args.seed,
+                hints=policy.hints,
+                ramp_s=RAMP_S,
+            )
+            outcome = replay(config, plan.trajectories, folder / "requests.jsonl", name)
+            counted = Counters.read(server.url) - before
+            states = counters.agentcache_states(counters.server_info(server.url))
+        self._keep(name, outcome, counted)
+        self._notes[name] = {
+            "command": server.command[1:],
+            "start_s": round(started_s, 1),
+            "speed": dataclasses.asdict(speed),
+            "replay_s": round(outcome.wall_s, 1),
+            "load_average": os.getloadavg()[0],
+            "pressure": regime.measure(outcome.requests, plan.pool_tokens).as_dict()
+            if outcome.requests
+            else None,
+            "agentcache": states,
+        }
+        self.write()
+        return outcome.finished
+
+    def _keep(self, name: str, outcome: Outcome, counted: Counters) -> None:
+        self._requests[name] = outcome.requests
+        self.rows.append(
+            summary.row(
+                outcome.requests,
+                outcome.session_s,
+                policy=name,
+                workload=self._args.workload,
+                concurrency=self._args.concurrency,
+                seed=self._args.seed,
+                counters=counted,
+                partial=not outcome.finished,
+            )
+        )
+
+    def write(self) -> None:
+        """Write everything that OUT holds about the runs so far."""
+        out, plan = self._args.out, self._plan
+        summary.write(self.rows, out / "summary.json")
+        (out / "table.txt").write_text(f"{plan.describe()}\n\n{summary.table(self.rows)}\n")
+        notes = {
+            "plan": plan.describe().splitlines(),
+            "pool_tokens": plan.pool_tokens,
+            "chunk_tokens": plan.chunk_tokens,
+            "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+            "order": list(self._notes),
+            "policies": self._notes,
+        }
+        (out / "run.json").write_text(json.dumps(notes, indent=1) + "\n")
+        title = (
+            f"{self._args.workload}, {self._args.concurrency} live agents, pool {plan.pool_tokens:,} tokens"
+        )
+        plot.plot_tails(self._requests, out / "tails.png", title)
+
+    def report(self) -> str:
+        """The table, below what was run and how much pressure there was."""
+        pressure = [
+            f"{name}: {regime.measure(requests, self._plan.pool_tokens).describe()}"
+            for name, requests in self._requests.items()
+            if requests
+        ]
+        return "\n".join([self._plan.describe(), *pressure, "", summary.table(self.rows)])
+
+
+def main(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    try:
+        plan = make_plan(args)
+        args.out.mkdir(parents=True, exist_ok=True)
+        model = args.model_path or args.out / "model"
+        if not args.model_path:
+            write_tiny_model(model, MODEL)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if plan.fitted is not None:
+        print(plan.describe(), file=sys.stderr)
+    demo, code = Demo(args, plan, model), 0
+    try:
+        for name in args.policies:
+            try:
+                if not demo.run(name):
+                    code = 130
+                    break
+            except (ServerFailed, RequestFailed, OSError) as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                code = 1
+    except KeyboardInterrupt:
+        code = 130
+    if demo.rows:
+        print(demo.report())
+    print(f"{time.perf_counter() - start:.0f} s; results in {args.out}", file=sys.stderr)
+    return code
