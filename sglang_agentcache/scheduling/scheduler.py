@@ -13,7 +13,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_agentcache.cache.radix_cache import AgentRadixCache
-from sglang_agentcache.serving.hints import COMPLETE, Completion
+from sglang_agentcache.serving.hints import COMPLETE, Completion, HintError
 from sglang_agentcache.serving.state import server_state
 from sglang_agentcache.trajectory.clock import Tick
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -86,10 +86,14 @@ class AgentScheduler(Scheduler):
         if recv_req.method != COMPLETE:
             super().handle_dumper_control(recv_req)
             return
-        answer = self._completed(Completion.parse(recv_req.body))
-        self.ipc_channels.send_to_tokenizer.send_output(
-            DumperControlReqOutput(success=answer is not None, response=[answer] if answer else []), recv_req
-        )
+        try:
+            answer = self._completed(Completion.parse(recv_req.body))
+        except HintError as malformed:
+            # SGLang's own dumper endpoint can send any body.
+            reply = DumperControlReqOutput(success=False, response=[], error=str(malformed))
+        else:
+            reply = DumperControlReqOutput(success=answer is not None, response=[answer] if answer else [])
+        self.ipc_channels.send_to_tokenizer.send_output(reply, recv_req)
 
     def _completed(self, asked: Completion) -> dict[str, Any] | None:
         """Complete a trajectory: what became of it, in tokens; None if the cache is not ours."""
