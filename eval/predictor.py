@@ -74,13 +74,13 @@ def main(args: argparse.Namespace) -> int:
         return 0
     print(f"{'':26s} {'order':>7s} {'error':>7s} {'n':>7s}   (pairwise accuracy; mean |log10 seconds|)")
     for name, entry in scores.items():
-        print(
-            f"{name:26s} {entry['pairwise_accuracy']:7.4f} {entry['mean_abs_log10_error']:7.4f} {entry['n']:7d}"
-        )
+        print(_line(f"{name:26s}", entry))
         for group in ("by_agent", "by_tool"):
             for label, own in entry.get(group, {}).items():
-                print(
-                    f"  {label:24s} {own['pairwise_accuracy']:7.4f} {own['mean_abs_log10_error']:7.4f} {own['n']:7d}"
-                    f"   80 % interval covers {100 * own['coverage_80']:.1f} %"
-                )
+                print(_line(f"  {label:24s}", own))
     return 0
+
+
+def _line(label: str, entry: dict[str, Any]) -> str:
+    text = f"{label} {entry['pairwise_accuracy']:7.4f} {entry['mean_abs_log10_error']:7.4f} {entry['n']:7d}"
+    return text + (f"   80 % cover {100 * entry['coverage_80']:.1f} %" if "coverage_80" in entry else "")

@@ -1,7 +1,7 @@
 """python -m sglang_agentcache.train --trace FILE... --out DIR [--json]
 
-Train a duration predictor on agent traces or on a server's call log, say how good it is on a quarter of the sessions
-that it had not seen, beside the usual baselines, and save one trained on everything.
+Train a duration predictor on agent traces or on a server's call log, say how good it is on a quarter of the
+sessions that it had not seen, beside the usual baselines, and save one trained on everything.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def train(
 ) -> tuple[DurationPredictor, Baselines | None, dict[str, Any]]:
     """Return (the predictor fitted on all rows, the baselines, the summary).
 
-    The scores in the summary are those of a predictor fitted on three quarters of the session groups, on the rest.
-    The baselines stay as they were fitted on the three quarters (None: too few rows to validate).
+    The scores in the summary are those of a predictor fitted on three quarters of the session groups, on the
+    rest. The baselines stay as they were fitted on the three quarters (None: too few rows to validate).
 
     Raises:
         ValueError: no rows at all.

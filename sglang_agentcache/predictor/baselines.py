@@ -1,4 +1,4 @@
-"""The predictors that ours is measured against: CacheWise figure 19, medians instead of means, a moving average."""
+"""What ours is measured against: the predictors of CacheWise figure 19, their medians, a moving average."""
 
 from __future__ import annotations
 

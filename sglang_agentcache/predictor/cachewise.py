@@ -1,8 +1,8 @@
 """The estimator of CacheWise (arXiv 2606.16824, section 5.2), kept selectable beside ours.
 
 Per tool: TF-IDF of the arguments (at most 5,000 terms, l2), KMeans (at most 100 clusters), and the empirical
-durations of each cluster, conditioned on the time already elapsed. The paper does not say what a rare cluster or a
-wait beyond the longest sample gets; here both back off from the cluster to the tool to all tools.
+durations of each cluster, conditioned on the time already elapsed. The paper does not say what a rare cluster
+or a wait beyond the longest sample gets; here both back off from the cluster to the tool to all tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sglang_agentcache.predictor import survival
-from sglang_agentcache.predictor.features import MAX_TEXT_CHARS, read_arguments
+from sglang_agentcache.predictor.arguments import MAX_TEXT_CHARS, read_arguments
 from sglang_agentcache.predictor.tool_calls import ToolCall, Wait
 
 #: Lexicon of one tool (the paper's footnote 3).
@@ -180,7 +180,7 @@ class CachewiseEstimator:
         )
 
     def prepare(self, wait: Wait, history: object = None) -> CachewiseWait:
-        """Find the distributions of a wait; of parallel calls, the one with the longest expected duration counts."""
+        """Find the distributions of a wait; of parallel calls, the one expected to last longest counts."""
         if not wait.calls:
             return _wait((self.person_, self.all_), (self.person_,), self.min_samples)
         found = [self._chain(call) for call in wait.calls]
@@ -205,7 +205,7 @@ class CachewiseEstimator:
 
 
 def mean_left(waits: Sequence[CachewiseWait], elapsed_s: np.ndarray) -> np.ndarray:
-    """E[T - e | T > e] for many waits at once, float64 [n]; waits of one distribution are evaluated together."""
+    """E[T - e | T > e] for many waits at once, float64 [n]; one call per distribution, not per wait."""
     out = np.full(len(waits), np.nan)
     open_rows = np.arange(len(waits))
     for level in range(3):

@@ -20,8 +20,8 @@ def impute(
 ) -> np.ndarray:
     """Replace censored log durations by what they probably became (Buckley and James, 1979).
 
-    A censored value becomes the mean of the finished ones beyond it, of the same program if there are `_ENOUGH`,
-    else of the same tool, else of all; with none beyond it, twice its bound.
+    A censored value becomes the mean of the finished ones beyond it, of the same program if there are
+    `_ENOUGH`, else of the same tool, else of all; with none beyond it, twice its bound.
 
     Args:
         target: log10 durations, float64 [n]; a censored entry is its lower bound.

@@ -23,10 +23,11 @@ PreparedWait = StackedWait | CachewiseWait
 class DurationPredictor:
     """Predicts the time left until a trajectory's next request, from its pending tool calls and its own past.
 
-    In a server: `prepare` once when a turn ends (well under 1 ms), `expected_remaining` or `return_rate` for all idle
-    trajectories as often as wanted (vectorised), `observe` when the trajectory returns. ``calls`` is whatever
-    `as_wait` reads, or a `PreparedWait`; a *list* of those is a batch, a *tuple* of calls is one turn of parallel
-    calls, None is a wait for a person. No input raises: what cannot be read gets the prior of all tools.
+    In a server: `prepare` once when a turn ends (well under 1 ms), `expected_remaining` or `return_rate` for
+    all idle trajectories as often as wanted (vectorised), `observe` when the trajectory returns. ``calls`` is
+    whatever `as_wait` reads, or a `PreparedWait`; a *list* of those is a batch, a *tuple* of calls is one
+    turn of parallel calls, None is a wait for a person. No input raises: what cannot be read gets the prior
+    of all tools.
 
     Args:
         estimator: "stacked" (ours) or "cachewise" (arXiv 2606.16824, section 5.2).
@@ -101,7 +102,7 @@ class DurationPredictor:
         sessions: Sequence[str] | None = None,
         censored: Sequence[bool] | np.ndarray | None = None,
     ) -> DurationPredictor:
-        """Learn from more rows, in time order, without fitting again (see `observe`); arguments as in `fit`."""
+        """Learn from more rows, in time order, as `observe` does; arguments as in `fit`."""
         histories: dict[str, SessionHistory] = {}
         for i, (call, duration) in enumerate(zip(calls, _clean(durations).tolist(), strict=True)):
             history = histories.setdefault(sessions[i], SessionHistory()) if sessions is not None else None
@@ -149,13 +150,14 @@ class DurationPredictor:
         return _shape(survival.quantile(_rows(waits), share), single)
 
     def expected_remaining(self, calls: object, elapsed: Any = 0.0, horizon: float | None = None) -> Any:
-        """E[T - elapsed | T > elapsed] in seconds: a float, or float64 [n] for a batch (or for many ``elapsed``).
+        """E[T - elapsed | T > elapsed] in seconds: a float, or float64 [n] for a batch (or for many
+        ``elapsed``).
 
         Args:
             calls: one wait, or a list of n waits.
             elapsed: seconds since each became idle, one or [n]; negative and NaN count as 0.
-            horizon: seconds; with it E[min(T - elapsed, horizon) | T > elapsed]. Means of heavy tails order badly,
-                and to a cache nothing differs beyond the time in which its pool turns over.
+            horizon: seconds; with it E[min(T - elapsed, horizon) | T > elapsed]. Means of heavy tails order
+                badly, and to a cache nothing differs beyond the time in which its pool turns over.
         """
         waits, elapsed_s, single = self._conditions(calls, elapsed)
         if horizon is None and all(isinstance(wait, CachewiseWait) for wait in waits):
@@ -170,7 +172,8 @@ class DurationPredictor:
     def return_rate(self, calls: object, elapsed: Any = 0.0, tau: float | None = None) -> Any:
         """How soon the trajectory is needed again; arguments and result as in `expected_remaining`.
 
-        With R the time left: 1 / E[R] per second, or with ``tau`` (seconds) the discounted E[exp(-R / tau)], from 0 to 1.
+        With R the time left: 1 / E[R] per second, or with ``tau`` (seconds) the discounted E[exp(-R / tau)],
+        from 0 to 1.
         """
         if tau is None:
             return 1.0 / self.expected_remaining(calls, elapsed)

@@ -76,7 +76,7 @@ def detailed(
 
 
 def evaluate(predictor: DurationPredictor, records: WaitRecords) -> dict[str, Any]:
-    """Scores on the tool waits of ``records``: overall, without history, of the means, per agent and per tool."""
+    """Scores on the tool waits: overall, without history, of the means, per agent and per tool."""
     at = tool_rows(records)
     prepared = prepare_all(predictor, records)
     waits = [prepared[i] for i in at]

@@ -1,12 +1,12 @@
 """From one tool call to hashed terms and a few numbers, in bounded time whatever the arguments are.
 
-Commands tell more than any other argument, so they are taken apart: the programs, their sub-commands and flags,
-and the numbers that bound the run time (``sleep 60``, a timeout, how long a poll may block).
+Commands tell more than any other argument, so they are taken apart: the programs, their sub-commands and
+flags, and the numbers that bound the run time (``sleep 60``, a timeout, how long a poll may block).
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
 import zlib
@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sglang_agentcache.predictor.arguments import (
+    BULK_FIELDS,
+    COMMAND_FIELDS,
+    MAX_VALUE_CHARS,
+    read_arguments,
+)
 from sglang_agentcache.predictor.tool_calls import PERSON, ToolCall
 
 #: Size of the hashed term space (a power of two).
 N_TERMS = 1 << 16
 
-#: Longer text is cut here before anything else looks at it.
-MAX_TEXT_CHARS = 4096
-#: Longer strings inside the arguments are bulk (a file body, a prompt): only their length counts.
-MAX_VALUE_CHARS = 2048
-_MAX_LEAVES = 64
-_MAX_DEPTH = 4
 _MAX_WORDS = 160
 
 #: Names of the entries of `CallFeatures.numbers`.
@@ -43,17 +43,10 @@ NUMBERS = (
     "paths",
 )
 
-_COMMAND_FIELDS = ("command", "cmd", "script", "commands")
-_BULK_FIELDS = re.compile(r"(chars|content|new_string|old_string|patch|input|prompt|code|text|message|body)$")
 _TIMEOUT_FIELDS = {"timeout": 1e-3, "timeout_ms": 1e-3, "timeout_s": 1.0, "timeout_seconds": 1.0}
 _BLOCK_FIELDS = {"yield_time_ms": 1e-3, "wait_ms": 1e-3, "delayseconds": 1.0, "seconds": 1.0, "duration": 1.0}
 _LIMIT_FIELDS = ("limit", "head_limit", "max_output_tokens", "max_tokens")
 
-# The closing quote is optional so that an unclosed string is consumed once instead of being rescanned.
-_LOOSE_FIELD = re.compile(
-    r"(?<!\w)\"?([A-Za-z_-]\w{0,40})\"?\s?:\s?"
-    r"(?:\"((?:[^\"\\]|\\.)*+)\"?|(-?\d{1,12}(?:\.\d{1,6})?)|(true|false))"
-)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d+")
 _SEGMENT = re.compile(r"&&|\|\||[;|\n]|\$\(")
 _QUOTED = re.compile(r"\"[^\"]{24,}+\"?|'[^']{24,}+'?")
@@ -62,7 +55,7 @@ _SHELL_TIMEOUT = re.compile(r"\btimeout\s+(?:-\S+\s+)*+(\d{1,6})([smh]?)\b|-time
 _UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 #: Words before the program itself.
 _WRAPPERS = frozenset(
-    (
+    [
         "sudo",
         "time",
         "nohup",
@@ -82,11 +75,11 @@ _WRAPPERS = frozenset(
         "bash",
         "sh",
         "zsh",
-    )
+    ]
 )
 #: Programs that say nothing about how long the line takes.
 _SILENT = frozenset(
-    (
+    [
         "cd",
         "echo",
         "export",
@@ -106,15 +99,16 @@ _SILENT = frozenset(
         "pushd",
         "popd",
         "Set-Location",
-    )
+    ]
 )
 
 
 class CallFeatures(NamedTuple):
     """What the estimators see of one call.
 
-    ``terms``: sorted unique hashed terms, int64 [k]. ``numbers``: float64 [len(NUMBERS)], log10(1 + x) or NaN when the
-    call does not say. ``tool``, ``program``, ``signature``: keys from coarse to exact, for histories and counters.
+    ``terms``: sorted unique hashed terms, int64 [k]. ``numbers``: float64 [len(NUMBERS)], log10(1 + x) or NaN
+    when the call does not say. ``tool``, ``program``, ``signature``: keys from coarse to exact, for histories
+    and counters.
     """
 
     terms: np.ndarray
@@ -140,105 +134,27 @@ def call_features(call: ToolCall | None) -> CallFeatures:
         text = command
     else:
         for key, value in fields.items():
+            if BULK_FIELDS.search(key):
+                continue
             words.append(f"field={key}")
-            if isinstance(value, str) and len(value) <= 40 and not _BULK_FIELDS.search(key):
+            if isinstance(value, str) and len(value) <= 40:
                 words.append(f"{key}={value}")
     tokens = _WORD.findall(_QUOTED.sub(" quoted ", text[:MAX_VALUE_CHARS]))[:_MAX_WORDS]
     lowered = [token.lower() if not token[0].isdigit() else f"#{len(token)}" for token in tokens]
     words.extend(lowered)
-    words.extend(f"{first} {second}" for first, second in zip(lowered, lowered[1:], strict=False))
+    words.extend(f"{first} {second}" for first, second in itertools.pairwise(lowered))
     words.extend(scan.terms())
     words.extend([f"{name}|{word}" for word in words[1:24]])
     scan.text_length = len(text)
     program_key = f"{name}|{program}" if program else name
-    # The command itself identifies a repeated run; other arguments name a file, and the length hardly matters.
+    # The command itself identifies a repeated run; other arguments name a file, and the length hardly
+    # matters.
     signature = f"{name}|{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
     return CallFeatures(_hash_terms(words), scan.numbers(), name, program_key, signature)
 
 
-def read_arguments(arguments: object) -> tuple[dict[str, object], str]:
-    """Return (leaf values by field name, the text of all short values); never raises, work is bounded."""
-    if isinstance(arguments, (bytes, bytearray)):
-        arguments = bytes(arguments[: MAX_TEXT_CHARS * 4]).decode("utf-8", "replace")
-    if isinstance(arguments, str):
-        return _read_text(arguments)
-    fields: dict[str, object] = {}
-    for key, value in _leaves(arguments):
-        fields.setdefault(key, value)
-    return fields, _joined(fields)
-
-
-def _read_text(text: str) -> tuple[dict[str, object], str]:
-    if len(text) <= MAX_TEXT_CHARS * 4 and text[:1] == "{":
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            fields: dict[str, object] = {}
-            for key, leaf in _leaves(value):
-                fields.setdefault(key, leaf)
-            return fields, _joined(fields)
-    cut = text[:MAX_TEXT_CHARS]
-    loose: dict[str, object] = {"length": float(len(text))} if len(text) > MAX_TEXT_CHARS else {}
-    for count, match in enumerate(_LOOSE_FIELD.finditer(cut)):
-        if count >= _MAX_LEAVES:
-            break
-        key, quoted, number, flag = match.groups()
-        found: object = (
-            quoted if quoted is not None else float(number) if number is not None else flag == "true"
-        )
-        if isinstance(found, str):
-            found = found.replace("\\n", "\n").replace('\\"', '"')
-        loose.setdefault(key.lower(), found)
-    return loose, _joined(loose) if loose else cut
-
-
-def _leaves(value: object) -> Iterator[tuple[str, object]]:
-    """Yield (field name, leaf) depth first, at most `_MAX_LEAVES` of them and `_MAX_DEPTH` deep."""
-    stack: list[tuple[str, object, int]] = [("", value, 0)]
-    produced = 0
-    while stack and produced < _MAX_LEAVES:
-        key, item, depth = stack.pop()
-        children: list[tuple[str, object]] = []
-        if isinstance(item, Mapping):
-            if depth < _MAX_DEPTH:
-                children = [(str(k)[:40].lower(), v) for k, v in _first(item.items())]
-        elif isinstance(item, (list, tuple)):
-            words = [v for v in item[:_MAX_LEAVES] if isinstance(v, str)]
-            if key in _COMMAND_FIELDS and len(words) == len(
-                item
-            ):  # an argument vector, e.g. ["bash", "-lc", "ls"]
-                produced += 1
-                yield key, " ".join(word[:MAX_VALUE_CHARS] for word in words)
-            elif depth < _MAX_DEPTH:
-                children = [(key, v) for v in item[:_MAX_LEAVES]]
-        else:
-            produced += 1
-            yield key, item
-        stack.extend((k, v, depth + 1) for k, v in reversed(children))
-
-
-def _first(items: object) -> list[tuple[object, object]]:
-    found: list[tuple[object, object]] = []
-    for pair in items:  # type: ignore[attr-defined]
-        found.append(pair)
-        if len(found) == _MAX_LEAVES:
-            break
-    return found
-
-
-def _joined(fields: Mapping[str, object]) -> str:
-    parts = [
-        v
-        for k, v in fields.items()
-        if isinstance(v, str) and len(v) <= MAX_VALUE_CHARS and not _BULK_FIELDS.search(k)
-    ]
-    return " ".join(parts)[:MAX_TEXT_CHARS]
-
-
 def _command_of(fields: Mapping[str, object]) -> str:
-    for key in _COMMAND_FIELDS:
+    for key in COMMAND_FIELDS:
         value = fields.get(key)
         if isinstance(value, str) and value.strip():
             return value[:MAX_VALUE_CHARS]
@@ -260,7 +176,7 @@ class _Scan:
             if isinstance(value, bool):
                 self.background |= value and "background" in key
             elif isinstance(value, str):
-                if _BULK_FIELDS.search(key) or len(value) > MAX_VALUE_CHARS:
+                if BULK_FIELDS.search(key) or len(value) > MAX_VALUE_CHARS:
                     self.bulk += len(value)
                 elif "background" in key:
                     self.background |= value.lower() == "true"

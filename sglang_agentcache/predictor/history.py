@@ -1,7 +1,8 @@
 """A session's own recent waits: the best single hint about its next one.
 
-The same tool is slow in one session and quick in another (a person who approves every edit, a cold build cache,
-a slow disk). A live server sees every wait of every trajectory end, so it knows this without being told.
+The same tool is slow in one session and quick in another (a person who approves every edit, a cold build
+cache, a slow disk). A live server sees every wait of every trajectory end, so it knows this without being
+told.
 """
 
 from __future__ import annotations

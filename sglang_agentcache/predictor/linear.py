@@ -1,4 +1,4 @@
-"""Ridge regression of log durations on hashed TF-IDF terms: trained with scikit-learn, evaluated with numpy."""
+"""Ridge regression of log durations on hashed TF-IDF terms; only training needs scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class TermRidge:
         alpha: ridge penalty.
 
     Attributes:
-        idf_, coef_: float32 [N_TERMS].
+        idf_, coef_: float32 [N_TERMS]. A term that training did not see weighs much and says nothing, which
+            draws a strange call towards the average.
         intercept_: float.
     """
 

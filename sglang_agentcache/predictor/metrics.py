@@ -8,10 +8,12 @@ from sglang_agentcache.predictor.survival import log_seconds
 
 
 def pairwise_accuracy(actual: np.ndarray, predicted: np.ndarray) -> float:
-    """Share of the pairs with different true durations that the prediction orders right; a tie counts one half.
+    """Share of the pairs with different true durations that the prediction orders right; a tie counts one
+    half.
 
     Args:
-        actual, predicted: float64 [n]. Costs O(n^2 / 2) comparisons in blocks; NaN is returned without such a pair.
+        actual, predicted: float64 [n]. Costs O(n^2 / 2) comparisons in blocks; NaN is returned without such a
+            pair.
     """
     order = np.argsort(actual, kind="stable")
     actual, predicted = actual[order], predicted[order]

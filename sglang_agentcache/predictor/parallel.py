@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 def run_each(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run ``tasks`` on the CPUs this process may use; results in their order, the first error is raised.
 
-    scikit-learn's own threads split each small step of a fit and wait for each other in a busy loop, which on a
-    machine shared with others is many times slower than one thread per fit.
+    scikit-learn's own threads split each small step of a fit and wait for each other in a busy loop, which on
+    a machine shared with others is many times slower than one thread per fit.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

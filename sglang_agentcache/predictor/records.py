@@ -19,8 +19,8 @@ from sglang_agentcache.predictor.tool_calls import MAX_NAME_CHARS, ToolCall, Wai
 class WaitRecords:
     """Observed waits; rows of one session stand in time order.
 
-    ``durations``, ``censored`` describe the row: seconds, and whether the wait was still running then. ``sessions``
-    is one trajectory, ``groups`` what must stay together in a split (a session and its sub-agents). ``agents`` and
+    ``durations`` are seconds, ``censored`` says that the wait was still running then. ``sessions`` is one
+    trajectory, ``groups`` what must stay together in a split (a session and its sub-agents). ``agents`` and
     ``sources`` are labels for reports, empty where unknown.
     """
 
@@ -104,8 +104,7 @@ def read_records(paths: Iterable[Path]) -> WaitRecords:
 def _lines(path: Path) -> Iterator[str]:
     with path.open("rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
-    opened = gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8")
-    with opened as lines:
+    with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
         yield from lines
 
 
@@ -127,8 +126,9 @@ def _add_trajectory(records: WaitRecords, entry: dict) -> None:
 
 
 def _trace_calls(turn: dict) -> tuple[ToolCall, ...]:
-    """All calls of the turn. Of parallel ones a trace keeps the arguments of the last to return only; its place
-    among the others is taken by name order, so that nothing tells which one was last."""
+    """All calls of the turn, by name: of parallel ones a trace keeps only the arguments of the last to
+    return, and no place in the order may tell which that was.
+    """
     last = ToolCall(str(turn.get("tool_name") or "")[:MAX_NAME_CHARS], turn.get("tool_args") or "")
     names = [str(pair[0])[:MAX_NAME_CHARS] for pair in turn.get("tools") or [] if pair]
     if last.name in names:

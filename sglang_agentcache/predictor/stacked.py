@@ -1,10 +1,9 @@
 """Our estimator: a ridge on the words of the call, boosted trees on what is known besides, honest residuals.
 
 1. `TermRidge` foresees the log duration from hashed TF-IDF 1-2-grams of the call and its parsed command.
-2. `BoostedTrees` corrects it with the numbers of the call, means per tool and per program, and the session's own
-   recent waits (`SessionHistory`), where most of the gain is.
-3. More trees foresee how large the error will be, and `ResidualBook` turns point and error into a distribution, with
-   residuals of predictions that had not seen the call.
+2. `BoostedTrees` corrects it with the numbers of the call, means per tool and per program, and the session's
+   own recent waits (`SessionHistory`), where most of the gain is.
+3. `ResidualBook` turns the point into a distribution, with residuals of predictions made without the call.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ import numpy as np
 
 from sglang_agentcache.predictor import survival
 from sglang_agentcache.predictor.censoring import fold_of, impute
-from sglang_agentcache.predictor.counters import KeyMeans, ResidualBook
+from sglang_agentcache.predictor.counters import KeyMeans
 from sglang_agentcache.predictor.features import NUMBERS, CallFeatures, call_features
 from sglang_agentcache.predictor.history import HISTORY, SessionHistory
 from sglang_agentcache.predictor.linear import TermRidge
 from sglang_agentcache.predictor.parallel import run_each
+from sglang_agentcache.predictor.residuals import ResidualBook
 from sglang_agentcache.predictor.tool_calls import Wait
 from sglang_agentcache.predictor.trees import BoostedTrees
 
-#: Cross-fitting parts: what the trees and the residuals see of a call never came from a model that had seen it.
+#: Parts of cross-fitting: what trees and residuals see of a call comes from a model that had not seen it.
 N_FOLDS = 3
 #: Columns of the trees' input.
 COLUMNS = ("words", "tool_mean", "tool_seen", "program_mean", "program_seen", "parallel", *NUMBERS, *HISTORY)
@@ -35,7 +35,6 @@ COLUMNS = ("words", "tool_mean", "tool_seen", "program_mean", "program_seen", "p
 # How strongly a drift of one key is believed, in observations: a tool of the training data, and a new one.
 _DRIFT_PRIOR_KNOWN, _DRIFT_PRIOR_NEW = 10.0, 1.0
 _KNOWN_FROM = 20.0  # observations that make a tool known
-_LEAST_ERROR = 0.03  # log10 seconds; errors below are all alike
 
 
 class Seen(NamedTuple):
@@ -55,7 +54,6 @@ class StackedWait:
     words: float
     model: float
     log_median: float
-    spread: float
     row: np.ndarray
 
 
@@ -67,7 +65,6 @@ class StackedEstimator:
         self.base_ = 0.0
         self.ridge_ = TermRidge()
         self.trees_ = BoostedTrees(n_trees=n_trees)
-        self.spread_trees_ = _spread_trees(n_trees)
         self.residuals_ = ResidualBook()
         self.tools_ = KeyMeans(prior=8.0, memory=2000.0)
         self.programs_ = KeyMeans(prior=8.0, memory=500.0)
@@ -82,7 +79,7 @@ class StackedEstimator:
         groups: Sequence[str],
         censored: np.ndarray,
     ) -> StackedEstimator:
-        """Fit from scratch. Rows of one session stand in time order; ``groups`` are never split by cross-fitting."""
+        """Fit from scratch; rows of one session in time order, ``groups`` never split by cross-fitting."""
         options = [_calls_of(wait) for wait in waits]
         parallel = np.array([len(calls) for calls in options], dtype=np.float64)
         calls = [choices[0] for choices in options]
@@ -126,15 +123,7 @@ class StackedEstimator:
             ]
         )
         self.trees_, honest = _fit_trees(lambda: BoostedTrees(self.n_trees), rows, target, folds, self.base_)
-        error = np.log10(np.abs(target - honest) + _LEAST_ERROR)
-        self.spread_trees_, spread = _fit_trees(
-            lambda: _spread_trees(self.n_trees),
-            np.column_stack([rows, honest]),
-            error,
-            folds,
-            float(np.median(error)),
-        )
-        self.residuals_ = ResidualBook().fit(honest, spread, target)
+        self.residuals_ = ResidualBook().fit(tools, honest, target)
         self.tool_drift_.fit([], np.empty(0))
         self.program_drift_.fit([], np.empty(0))
         return self
@@ -168,13 +157,12 @@ class StackedEstimator:
             return []
         rows = np.stack([one.row for one in seen])
         models = self.trees_.predict(rows)
-        spreads = self.spread_trees_.predict(np.column_stack([rows, models]))
         out = []
-        for one, model, spread in zip(seen, models.tolist(), spreads.tolist(), strict=True):
+        for one, model in zip(seen, models.tolist(), strict=True):
             centre = model + one.drift
-            log_durations, cdf = self.residuals_.distribution(centre, spread)
+            log_durations, cdf = self.residuals_.distribution(one.call.tool, centre)
             row = survival.survival_row(log_durations, cdf)
-            out.append(StackedWait(one.call, one.words, model, centre, spread, row))
+            out.append(StackedWait(one.call, one.words, model, centre, row))
         return out
 
     def observe(
@@ -188,7 +176,7 @@ class StackedEstimator:
         self.programs_.add(wait.call.program, actual)
         self.tool_drift_.add(wait.call.tool, actual - wait.model)
         self.program_drift_.add(wait.call.program, actual - wait.model)
-        self.residuals_.add(wait.log_median, wait.spread, actual)
+        self.residuals_.add(wait.call.tool, wait.log_median, actual)
         if history is not None:
             history.add(wait.call, actual, wait.words)
 
@@ -199,7 +187,7 @@ class StackedEstimator:
         return self.program_drift_.mean(call.program, tool, prior)[0]
 
     def _last_to_return(self, options: list[list[CallFeatures]], target: np.ndarray) -> list[CallFeatures]:
-        """For parallel calls only the last return is seen; take the call that a ridge foresees to be slowest."""
+        """Of parallel calls only the last return is seen; take the call that a ridge foresees to be it."""
         alone = [i for i, calls in enumerate(options) if len(calls) == 1]
         if len(alone) == len(options) or not alone:
             return [calls[0] for calls in options]
@@ -252,7 +240,8 @@ def _honest(
     otherwise: float,
     *also: Callable[[], np.ndarray],
 ) -> np.ndarray:
-    """Cross-fit: ``predict(inside, outside)`` learns from the rows outside a fold and returns values for those inside.
+    """Cross-fit: ``predict(inside, outside)`` learns from the rows outside a fold and returns values for
+    those inside.
 
     Rows that leave nothing to learn from get ``otherwise``. ``also`` runs beside the folds.
     """
@@ -266,7 +255,3 @@ def _honest(
     for (inside, _), values in zip(parts, found[len(also) :], strict=True):
         out[inside] = values
     return out
-
-
-def _spread_trees(n_trees: int) -> BoostedTrees:
-    return BoostedTrees(max(1, n_trees // 4), learning_rate=0.1, max_leaves=15)

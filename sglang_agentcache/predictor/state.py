@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from sglang_agentcache.predictor.cachewise import MAX_SAMPLES, CachewiseEstimator, Empirical, ToolClusters
-from sglang_agentcache.predictor.counters import KeyMeans, ResidualBook
+from sglang_agentcache.predictor.counters import KeyMeans
 from sglang_agentcache.predictor.duration import DurationPredictor
 from sglang_agentcache.predictor.features import N_TERMS
 from sglang_agentcache.predictor.linear import TermRidge
+from sglang_agentcache.predictor.residuals import EDGES, ResidualBands, ResidualBook
 from sglang_agentcache.predictor.stacked import COLUMNS, StackedEstimator
 from sglang_agentcache.predictor.trees import BoostedTrees
 
@@ -22,7 +23,7 @@ _TREE_ARRAYS = {
     "left": np.int16,
     "right": np.int16,
     "missing_left": np.bool_,
-    "value": np.float32,
+    "value": np.float64,
 }
 _KEY_MEANS = ("tools", "programs", "tool_drift", "program_drift")
 
@@ -57,21 +58,19 @@ def _snapshot_stacked(model: StackedEstimator) -> tuple[dict[str, Any], Arrays]:
         "term": used.astype(np.int32),
         "idf": model.ridge_.idf_[used],
         "coef": model.ridge_.coef_[used],
-        "bands": model.residuals_.bands_,
-        "spreads": model.residuals_.spreads_,
-        "residuals": model.residuals_.counts_.astype(np.float32),
     }
-    for name, trees in (("trees", model.trees_), ("spread_trees", model.spread_trees_)):
-        arrays |= {
-            f"{name}.{key}": getattr(trees, key + "_").astype(kind) for key, kind in _TREE_ARRAYS.items()
-        }
+    arrays |= {f"trees.{key}": getattr(model.trees_, key + "_") for key in _TREE_ARRAYS}
+    tools = list(model.residuals_.tools_)
+    for number, bands in enumerate([model.residuals_.all_, *model.residuals_.tools_.values()]):
+        arrays |= {f"residuals{number}.borders": bands.borders_, f"residuals{number}.counts": bands.counts_}
     tables: dict[str, Any] = {
         "columns": list(COLUMNS),
         "n_terms": N_TERMS,
         "base": model.base_,
-        "intercept": model.ridge_.intercept_,
         "unseen_idf": float(model.ridge_.idf_.max()),
-        "baselines": [model.trees_.baseline_, model.spread_trees_.baseline_],
+        "intercept": model.ridge_.intercept_,
+        "tree_baseline": model.trees_.baseline_,
+        "residual_tools": tools,
     }
     tables |= {name: getattr(model, name + "_").state() for name in _KEY_MEANS}
     return tables, arrays
@@ -92,33 +91,36 @@ def _restore_stacked(
     ridge.intercept_ = _number(tables["intercept"])
     model.ridge_ = ridge
     model.base_ = _number(tables["base"])
-    for name, trees, columns, baseline in (
-        ("trees", model.trees_, len(COLUMNS), tables["baselines"][0]),
-        ("spread_trees", model.spread_trees_, len(COLUMNS) + 1, tables["baselines"][1]),
-    ):
-        _restore_trees(trees, name, arrays, columns)
-        trees.baseline_ = _number(baseline)
+    _restore_trees(model.trees_, arrays)
+    model.trees_.baseline_ = _number(tables["tree_baseline"])
     book = ResidualBook()
-    for name, attribute in (("bands", "bands_"), ("spreads", "spreads_"), ("residuals", "counts_")):
-        _shaped(name, arrays[name], getattr(book, attribute).shape)
-        setattr(book, attribute, arrays[name].astype(np.float64))
-    if book.counts_.min() < 0 or (np.diff(book.bands_) < 0).any() or (np.diff(book.spreads_) < 0).any():
-        raise ValueError("residuals: negative counts or borders out of order")
+    book.all_ = _restore_bands("residuals0", arrays)
+    for number, tool in enumerate(tables["residual_tools"], 1):
+        book.tools_[str(tool)] = _restore_bands(f"residuals{number}", arrays)
     model.residuals_ = book
     for name in _KEY_MEANS:
         means: KeyMeans = getattr(model, name + "_")
         means.restore({key: [_number(pair[0]), _number(pair[1])] for key, pair in tables[name].items()})
 
 
-def _restore_trees(trees: BoostedTrees, name: str, arrays: Mapping[str, np.ndarray], columns: int) -> None:
-    shape = arrays[f"{name}.value"].shape
+def _restore_bands(name: str, arrays: Mapping[str, np.ndarray]) -> ResidualBands:
+    borders, counts = arrays[f"{name}.borders"], arrays[f"{name}.counts"]
+    _shaped(f"{name}.borders", borders, (len(borders),))
+    _shaped(f"{name}.counts", counts, (len(borders) + 1, len(EDGES) - 1))
+    if counts.min() < 0 or not np.isfinite(counts.max()) or (np.diff(borders) < 0).any():
+        raise ValueError(f"{name}: counts that are none, or borders out of order")
+    return ResidualBands(borders.astype(np.float64), counts.astype(np.float64))
+
+
+def _restore_trees(trees: BoostedTrees, arrays: Mapping[str, np.ndarray]) -> None:
+    shape = arrays["trees.value"].shape
     if len(shape) != 2 or not 1 <= shape[0] <= 1000 or not 1 <= shape[1] <= 4096:
-        raise ValueError(f"{name}: shape {shape}")
+        raise ValueError(f"trees: shape {shape}")
     for key, kind in _TREE_ARRAYS.items():
-        array = arrays[f"{name}.{key}"]
-        limit = {"feature": columns, "left": shape[1], "right": shape[1]}.get(key)
-        _shaped(f"{name}.{key}", array, shape, *((0, limit) if limit else ()))
-        setattr(trees, key + "_", array.astype(np.float64 if key == "value" else kind))
+        array = arrays[f"trees.{key}"]
+        limit = {"feature": len(COLUMNS), "left": shape[1], "right": shape[1]}.get(key)
+        _shaped(f"trees.{key}", array, shape, *((0, limit) if limit else ()))
+        setattr(trees, key + "_", array.astype(kind))
 
 
 def _snapshot_cachewise(model: CachewiseEstimator) -> tuple[dict[str, Any], Arrays]:

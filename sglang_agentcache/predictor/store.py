@@ -1,8 +1,8 @@
 """Artefacts: a predictor as a directory that holds data only, versioned and checksummed.
 
-``predictor.json`` names the format, its version, the parameters, the small tables, and the file of arrays with its
-SHA-256; ``arrays-<digest>.npz`` holds the arrays, loaded with pickle refused. Saving over an artefact is atomic: the
-arrays get a new name, and replacing ``predictor.json`` is the switch.
+``predictor.json`` names the format, its version, the parameters, the small tables, and the file of arrays
+with its SHA-256; ``arrays-<digest>.npz`` holds the arrays, loaded with pickle refused. Saving over an
+artefact is atomic: the arrays get a new name, and replacing ``predictor.json`` is the switch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Distributions of a wait on one common grid, and what eviction asks of them.
 
-Every prepared wait is one row: P(T > t) on a grid of times that all rows share. Conditioning on the time already
-elapsed, the mean time left and the discounted chance of a return are then a few vectorised lookups per row.
+Every prepared wait is one row: P(T > t) on a grid of times that all rows share. Conditioning on the time
+already elapsed, the mean time left and the discounted chance of a return are then a few vectorised lookups
+per row.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _MIDDLES = (TIME_GRID[1:] + TIME_GRID[:-1]) / 2
 #: Longest duration that is told apart from "never", seconds.
 MAX_DURATION_S = float(TIME_GRID[-1])
 
-# A small share of every row lies beyond what was ever seen, as a Pareto tail (exponent 1): a wait that has outlived
-# all samples still has a time left, and it grows with the time already waited.
+# A small share of every row lies beyond what was ever seen, as a Pareto tail (exponent 1): a wait that has
+# outlived all samples still has a time left, and it grows with the time already waited.
 _TAIL_SHARE = 1e-4
 _TAIL = np.minimum(1.0, 1.0 / np.maximum(TIME_GRID, 1e-9))
 _TAIL[-1] = 0.0
@@ -56,7 +57,7 @@ def survival_row(cdf_log: np.ndarray, cdf: np.ndarray) -> np.ndarray:
 
 
 def quantile(rows: np.ndarray, share: np.ndarray | float) -> np.ndarray:
-    """The ``share`` quantile (one, or float64 [n]) of every row, seconds: rows float64 [n, grid] -> float64 [n]."""
+    """The ``share`` quantile (one, or float64 [n]) of every row in seconds: float64 [n, grid] -> [n]."""
     target = np.broadcast_to(1.0 - np.asarray(share, dtype=np.float64), len(rows))
     above = rows > target[:, None]
     at = np.clip(above.sum(axis=1) - 1, 0, len(TIME_GRID) - 2)
@@ -67,7 +68,7 @@ def quantile(rows: np.ndarray, share: np.ndarray | float) -> np.ndarray:
 
 
 def median_left(rows: np.ndarray, elapsed_s: np.ndarray) -> np.ndarray:
-    """The median of T - e given T > e, seconds: rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n]."""
+    """The median of T - e given T > e in seconds: float64 [n, grid], [n] -> [n]."""
     _, survivors = _condition(rows, elapsed_s)
     left = quantile(rows, 1.0 - 0.5 * survivors) - elapsed_s
     return np.maximum(left, np.maximum(MIN_LEFT_SHARE * elapsed_s, MIN_LEFT_S))
@@ -109,7 +110,7 @@ def _area_beyond(rows: np.ndarray, beyond: np.ndarray, start_s: np.ndarray) -> t
 
 
 def discounted(rows: np.ndarray, elapsed_s: np.ndarray, tau_s: float) -> np.ndarray:
-    """E[exp(-(T - e) / tau) | T > e], in (0, 1]: rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n]."""
+    """E[exp(-(T - e) / tau) | T > e], from 0 to 1: float64 [n, grid], [n] -> [n]."""
     _, survivors = _condition(rows, elapsed_s)
     kept = np.minimum(rows, survivors[:, None])
     mass = kept[:, :-1] - kept[:, 1:]

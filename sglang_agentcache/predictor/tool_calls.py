@@ -25,7 +25,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """All calls of one turn; the trajectory returns when the last one has. No calls: it waits for a person."""
+    """All calls of one turn; the trajectory returns when the last has. No calls: it waits for a person."""
 
     calls: tuple[ToolCall, ...] = ()
 
@@ -34,8 +34,8 @@ def as_wait(value: object) -> Wait:
     """Return ``value`` as a `Wait`.
 
     Accepted: a `Wait`, a `ToolCall`, None (a person), a mapping with ``name`` and ``arguments``, a pair
-    ``(name, arguments)``, or a tuple of any number of these calls (parallel calls). Nothing raises: what cannot
-    be read becomes an unnamed tool, which the prior of all tools answers for.
+    ``(name, arguments)``, or a tuple of any number of these calls (parallel calls). Nothing raises: what
+    cannot be read becomes an unnamed tool, which the prior of all tools answers for.
     """
     if isinstance(value, Wait):
         return value

@@ -1,7 +1,7 @@
 """Gradient-boosted trees as plain arrays: trained with scikit-learn, evaluated and stored without it.
 
-All trees advance together, one level per step, so one row costs about ten numpy calls instead of scikit-learn's
-per-call overhead, and a loaded artefact is numbers, not code.
+All trees advance together, one level per step, so one row costs about ten numpy calls instead of
+scikit-learn's per-call overhead, and a loaded artefact is numbers, not code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class BoostedTrees:
     """An additive ensemble, absolute-error loss (so it foresees medians).
 
     Args:
-        n_trees, learning_rate, max_leaves, min_leaf: as HistGradientBoostingRegressor's max_iter, learning_rate,
-            max_leaf_nodes, min_samples_leaf.
+        n_trees, learning_rate, max_leaves, min_leaf: as HistGradientBoostingRegressor's max_iter,
+            learning_rate, max_leaf_nodes, min_samples_leaf.
 
     Attributes:
         feature_ (int16), threshold_ (float64), left_, right_ (int16), missing_left_ (bool), value_ (float64):
