@@ -121,7 +121,7 @@ def pack(hints: Hints, source: str) -> dict[str, str | bool | float]:
     """Return the form in which hints travel to the scheduler, under `KEY` of ``custom_params``.
 
     With SGLANG_USE_PICKLE_IPC=0, SGLang 0.5.23 decodes ``custom_params`` in the scheduler as
-    ``CustomParamValue``: an object may hold only scalars there, and anything deeper raises in the receive loop
+    ``CustomParamValue``: an object may hold only scalars there, and what is deeper raises in the receive loop
     and ends the scheduler. Hence the tool calls are one JSON text.
     """
     packed: dict[str, str | bool | float] = {

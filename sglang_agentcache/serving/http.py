@@ -103,8 +103,8 @@ def completion_message(completion: Completion) -> DumperControlReqInput:
 def mount(app: FastAPI) -> None:
     """Add our endpoints to ``app``, once.
 
-    Each as a route of its own: with FastAPI 0.165 an included router hides its endpoints from SGLang's API-key
-    middleware, which reads the auth level off the matched route, and then takes the wrong key.
+    Each is a route of its own: with FastAPI 0.165 an included router hides its endpoints from SGLang's API
+    key middleware, which reads the auth level off the matched route, and then takes the wrong key.
     """
     if not any(getattr(route, "endpoint", None) is complete for route in app.routes):
         app.add_api_route("/agentcache/complete", complete, methods=["POST"])
