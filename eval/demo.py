@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +88,22 @@ LONGEST_WAIT_S = 40.0
 """Gaps of one trajectory in total: with one agent left there is no pressure, only time that passes."""
 
 
+SMALL = Scale(gap_cap_s=10, human_cap_s=20, max_turns=16, max_context=3000)
+"""Common to all workloads: sessions short enough that several pass through each agent's place."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """A workload's size on a CPU; its gaps are fitted to the machine's speed (`eval.calibrate`)."""
 
     trajectories: int
-    scale: Scale = field(default_factory=Scale)
+    scale: Scale
 
 
 PRESETS: Mapping[str, Preset] = {
-    "coding-agent": Preset(
-        40, Scale(tokens=1 / 32, gap_cap_s=10, human_cap_s=20, max_turns=18, max_context=6000)
-    ),
-    "swe-bench": Preset(
-        24, Scale(tokens=1 / 16, gap_cap_s=10, human_cap_s=20, max_turns=24, max_context=6000)
-    ),
-    "tau2": Preset(45, Scale(tokens=1 / 4, gap_cap_s=10, human_cap_s=20, max_turns=24, max_context=6000)),
+    "coding-agent": Preset(56, dataclasses.replace(SMALL, tokens=1 / 64)),
+    "swe-bench": Preset(48, dataclasses.replace(SMALL, tokens=1 / 32)),
+    "tau2": Preset(64, dataclasses.replace(SMALL, tokens=1 / 8)),
 }
 
 
@@ -123,9 +123,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the workload generator even if recorded traces are there",
     )
     add("--trajectories", type=int, help="how many (default: the workload's preset)")
-    add("--concurrency", type=int, default=16, help="live agents (%(default)s)")
+    add("--concurrency", type=int, default=32, help="live agents (%(default)s)")
     add(
-        "--pressure", type=float, default=1.4, help="expected live KV as a multiple of the pool (%(default)s)"
+        "--pressure",
+        type=float,
+        default=1.15,
+        help="expected live KV as a multiple of the pool (%(default)s)",
     )
     add("--pool-tokens", type=int, help="size of the KV pool instead of one derived from --pressure")
     add("--page-size", type=int, default=1, help="of the KV pool (%(default)s)")
