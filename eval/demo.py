@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -340,6 +341,8 @@ def main(args: argparse.Namespace) -> int:
     if plan.fitted is not None:
         print(plan.describe(), file=sys.stderr)
     demo, code = Demo(args, plan, model), 0
+    # A plain kill ends the demo as Ctrl-C does: results are kept and no server is left behind.
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for name in args.policies:
             try:
@@ -351,6 +354,8 @@ def main(args: argparse.Namespace) -> int:
                 code = 1
     except KeyboardInterrupt:
         code = 130
+    finally:
+        signal.signal(signal.SIGTERM, former)
     if demo.rows:
         print(demo.report())
     print(f"{time.perf_counter() - start:.0f} s; results in {args.out}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """A model of how long tools and people take, and of what calls look like: for generated traces, and for gaps
 that a recording does not tell.
 
-Quantiles are those of public agent runs (P10, P50, P90, P99; see docs for the sources); names of files,
-arguments and commands are invented here.
+P50, P90 and P99 are those of public agent runs with timestamps (P10 of the tools is assumed); the
+interactive ones include approvals by a person. Names of files, arguments and commands are invented here.
 """
 
 from __future__ import annotations

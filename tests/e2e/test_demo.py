@@ -1,10 +1,16 @@
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
 from eval.records import read_records
+from eval.server import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -53,3 +59,35 @@ def test_server_that_refuses_its_flags_is_reported(tmp_path: Path, capfd: pytest
     ]
     assert main(arguments) == 1
     assert "the server exited with" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_interruption_keeps_results_and_stops_the_server(
+    tmp_path: Path, repository: Path, number: signal.Signals
+) -> None:
+    port = free_port()
+    # Python leaves an inherited "ignore SIGINT" alone, which a shell sets for background jobs.
+    start = f"import signal; signal.signal({signal.SIGINT:d}, signal.default_int_handler); "
+    command = [
+        *(sys.executable, "-c", start + "from eval.__main__ import main; raise SystemExit(main())"),
+        *("demo", "--generated", "--out", str(tmp_path), "--policies", "lru", "rr", "--port", str(port)),
+        *("--trajectories", "20", "--concurrency", "4", "--gap-scale", "0.1"),
+    ]
+    requests = tmp_path / "lru" / "requests.jsonl"
+    with subprocess.Popen(command, cwd=repository) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while not requests.exists() or requests.read_bytes().count(b"\n") < 10:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            process.send_signal(number)
+            assert process.wait(60) == 130
+        finally:
+            process.terminate()
+    (row,) = json.loads((tmp_path / "summary.json").read_text())
+    assert row["partial"] is True
+    assert row["requests"] >= 10
+    assert row["requests"] == len(list(read_records(requests)))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
