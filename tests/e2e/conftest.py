@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.e2e_client import Client
-from tests.support.e2e_servers import START_S, Running, running
 
 from eval.tiny_model import TinyModel, write_tiny_model
+from tests.support.e2e_client import Client
+from tests.support.e2e_servers import START_S, Running, running
 
 HERE = Path(__file__).parent
 

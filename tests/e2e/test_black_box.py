@@ -6,10 +6,10 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.support.e2e_client import Client, random_tokens
-from tests.support.e2e_servers import LRU, LRU_PAGE_16, PLUGIN, RR, RR_PAGE_16, TENSOR_PARALLEL, Running, on
 
 from eval.counters import Counters
+from tests.support.e2e_client import Client, random_tokens
+from tests.support.e2e_servers import LRU, LRU_PAGE_16, PLUGIN, RR, RR_PAGE_16, TENSOR_PARALLEL, Running, on
 
 AGENTS, SHARED, PRIVATE, NEWCOMER = 9, 500, 1_500, 8_000
 RETURNS = ("round", "reverse", "random", "all at once")
@@ -29,7 +29,7 @@ def returned_hits(server: Running, client: Client, rng: random.Random, order: st
     newcomer = client.generate(random_tokens(rng, NEWCOMER), "newcomer", hints={"final": True})
     assert newcomer.cached == 0
     change = Counters.read(client.url, server.config.api_key) - before
-    # About 5,600 tokens had to go (what is cut is at most a chunk or a history more), and all 8,000 came back.
+    # About 5,600 tokens had to go (at most a chunk or a history more), and all 8,000 came back.
     assert NEWCOMER - free <= change.evicted <= NEWCOMER - free + PRIVATE
     assert change.released == server.whole_pages(NEWCOMER)
     assert client.free_tokens() == free + change.evicted

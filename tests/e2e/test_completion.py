@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from tests.support.e2e_client import Client, random_tokens
 from tests.support.e2e_servers import LRU, PLUGIN, RR, RR_PAGE_16, TENSOR_PARALLEL, Running, on
 
