@@ -12,7 +12,7 @@ EDGES = np.arange(-5.0, 7.0 + 0.025, 0.05)
 
 # Observations that one histogram remembers; older ones fade exponentially.
 _MEMORY = 4000.0
-# What a histogram borrows, in observations: from its neighbours in the bands, and for one tool from all tools.
+# What a histogram borrows, in observations: from its neighbours in the bands, for one tool from all tools.
 # The second is large because a tail of a few long waits, read literally, is what misleads eviction most.
 _FROM_NEIGHBOURS = 40.0
 _FROM_ALL_TOOLS = 600.0

@@ -17,7 +17,6 @@ LOG_GRID = np.arange(-2.0, 6.0 + _STEP / 2, _STEP)
 TIME_GRID = 10.0**LOG_GRID - OFFSET_S
 TIME_GRID[0] = 0.0
 _WIDTHS = np.diff(TIME_GRID)
-_MIDDLES = (TIME_GRID[1:] + TIME_GRID[:-1]) / 2
 
 #: Longest duration that is told apart from "never", seconds.
 MAX_DURATION_S = float(TIME_GRID[-1])
@@ -27,6 +26,9 @@ MAX_DURATION_S = float(TIME_GRID[-1])
 _TAIL_SHARE = 1e-4
 _TAIL = np.minimum(1.0, 1.0 / np.maximum(TIME_GRID, 1e-9))
 _TAIL[-1] = 0.0
+_MAX_EXPONENT = 600.0
+# Past the end of the grid nothing is known but that it takes long; the longer, the less likely.
+_LEAST_CHANCE = 1e-9
 #: The least time left, as a share of the time elapsed.
 MIN_LEFT_SHARE = 0.05
 #: And in seconds: rates stay finite.
@@ -111,15 +113,27 @@ def _area_beyond(rows: np.ndarray, beyond: np.ndarray, start_s: np.ndarray) -> t
 
 def discounted(rows: np.ndarray, elapsed_s: np.ndarray, tau_s: float) -> np.ndarray:
     """E[exp(-(T - e) / tau) | T > e], from 0 to 1: float64 [n, grid], [n] -> [n]."""
-    _, survivors = _condition(rows, elapsed_s)
-    kept = np.minimum(rows, survivors[:, None])
+    cell, survivors = _condition(rows, elapsed_s)
+    after = rows[np.arange(len(rows)), cell + 1]
+    kept = np.minimum(rows, after[:, None])  # no mass before the cell's end
     mass = kept[:, :-1] - kept[:, 1:]
-    ahead = np.maximum(_MIDDLES - elapsed_s[:, None], 0.0)
-    weight = np.exp(ahead * (-1.0 / tau_s))
-    value = np.einsum("ij,ij->i", mass, weight) / np.maximum(survivors, 1e-12)
-    # Past the end of the grid nothing is known but that it takes long.
-    floor = np.exp(-np.minimum(np.maximum(elapsed_s, 1.0) / tau_s, 600.0))
-    return np.clip(value, floor, 1.0)
+    # exp(e / tau) is taken out of the sum, so that all rows share one vector of weights; where that would
+    # overflow, the rows are summed one by one.
+    inside = _mean_discount(_WIDTHS / tau_s)
+    scale = elapsed_s / tau_s
+    value = (mass @ (np.exp(-TIME_GRID[:-1] / tau_s) * inside)) * np.exp(np.minimum(scale, _MAX_EXPONENT))
+    for at in np.flatnonzero(scale > _MAX_EXPONENT).tolist():
+        ahead = np.maximum(TIME_GRID[:-1] - elapsed_s[at], 0.0)
+        value[at] = mass[at] @ (np.exp(-ahead / tau_s) * inside)
+    rest_of_cell = _mean_discount(np.maximum(TIME_GRID[cell + 1] - elapsed_s, 0.0) / tau_s)
+    value = (value + (survivors - after) * rest_of_cell) / np.maximum(survivors, 1e-12)
+    return np.clip(value, _LEAST_CHANCE / (1.0 + elapsed_s), 1.0)
+
+
+def _mean_discount(width: np.ndarray) -> np.ndarray:
+    """The mean of exp(-x) over 0 <= x <= width."""
+    safe = np.maximum(width, 1e-9)
+    return -np.expm1(-safe) / safe
 
 
 def _condition(rows: np.ndarray, elapsed_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from sglang_agentcache.predictor.records import WaitRecords
 from sglang_agentcache.predictor.tool_calls import ToolCall, Wait
 
 # How alike the calls of one session are (correlation of normal scores): of one tool, of one command class.
-_SESSION_LIKENESS, _CLASS_LIKENESS = 0.2, 0.35
+_SESSION_LIKENESS, _CLASS_LIKENESS = 0.2, 0.55
 # The figures begin at the median; what lies below is taken to spread like this, log10 seconds per score.
 _LOWER_SPREAD = 0.45
 _WORDS = [
