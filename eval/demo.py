@@ -89,8 +89,8 @@ LONGEST_WAIT_S = 40.0
 """Gaps of one trajectory in total: with one agent left there is no pressure, only time that passes."""
 
 
-SMALL = Scale(gap_cap_s=10, human_cap_s=20, max_turns=16, max_context=3000)
-"""Common to all workloads: sessions short enough that several pass through each agent's place."""
+SMALL = Scale(gap_cap_s=10, human_cap_s=20, max_turns=20, max_context=3000)
+"""Common to all workloads: sessions short enough that some end and others are admitted within a minute."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,15 @@ class Preset:
     """A workload's size on a CPU; its gaps are fitted to the machine's speed (`eval.calibrate`)."""
 
     trajectories: int
+    min_turns: int
+    """Shorter ones are left out: there the tail is first prompts, which are new under every policy."""
     scale: Scale
 
 
 PRESETS: Mapping[str, Preset] = {
-    "coding-agent": Preset(56, dataclasses.replace(SMALL, tokens=1 / 64)),
-    "swe-bench": Preset(48, dataclasses.replace(SMALL, tokens=1 / 32)),
-    "tau2": Preset(64, dataclasses.replace(SMALL, tokens=1 / 8)),
+    "coding-agent": Preset(54, 12, dataclasses.replace(SMALL, tokens=1 / 64)),
+    "swe-bench": Preset(48, 12, dataclasses.replace(SMALL, tokens=1 / 32)),
+    "tau2": Preset(64, 6, dataclasses.replace(SMALL, tokens=1 / 8)),
 }
 
 
@@ -124,11 +126,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the workload generator even if recorded traces are there",
     )
     add("--trajectories", type=int, help="how many (default: the workload's preset)")
-    add("--concurrency", type=int, default=32, help="live agents (%(default)s)")
+    add("--concurrency", type=int, default=40, help="live agents (%(default)s)")
     add(
         "--pressure",
         type=float,
-        default=1.15,
+        default=1.2,
         help="expected live KV as a multiple of the pool (%(default)s)",
     )
     add("--pool-tokens", type=int, help="size of the KV pool instead of one derived from --pressure")
@@ -195,7 +197,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     shrink = scale_from(args, preset.scale)
     folder = None if args.generated else dataset.data_folder(args.data)
     count = args.trajectories or preset.trajectories
-    chosen, origin = dataset.load(args.workload, count, args.seed, folder, min_turns=4)
+    chosen, origin = dataset.load(args.workload, count, args.seed, folder, preset.min_turns)
     trajectories = longest_waiting_first(list(apply(chosen, shrink)), args.concurrency // 2)
     demand = expected_demand(trajectories, args.concurrency)
     pool = args.pool_tokens or demand.pool_for(args.pressure)
@@ -208,6 +210,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     chunk = round(PAPER_CHUNK_TOKENS * shrink.tokens)
     chunk = max(args.page_size, chunk - chunk % args.page_size)
     fitted = None if args.gap_scale is None else "gaps as --gap-scale asks"
+    origin += f", those of {preset.min_turns} turns and more"
     return Plan(trajectories, origin, shrink, demand, pool, chunk, fitted)
 
 
