@@ -1,9 +1,9 @@
-"""Simulates agents against SGLang's real cache and scheduling rules in virtual time: which policy suits this traffic?
+"""Simulates agents against SGLang's real cache and scheduling rules in virtual time, to compare policies.
 
-Every combination of --policies, --schedule, --concurrency and --seed is one run. Trajectories are replayed in closed
-loop with their recorded gaps; a run's times come from a cost model of --model on --gpu, or from a profile measured
-on a server (--cost). Writes to --out: results.json (one row a run), sweep.json (what was run), requests/*.jsonl,
-pressure/*.json. Ctrl-C keeps what is done. The same seed gives the same files.
+Every combination of --policies, --schedule, --concurrency and --seed is one run. Trajectories are replayed in
+closed loop with their recorded gaps; a run's times come from a cost model of --model on --gpu, or from a
+profile measured on a server (--cost). Writes to --out: results.json (one row a run), sweep.json (what was
+run), requests/*.jsonl, pressure/*.json. Ctrl-C keeps what is done. The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from eval.sim.cost import GPUS, MODELS, CostModel, MeasuredCost, RooflineCost, r
 from eval.trace import Trajectory, read_traces
 
 if TYPE_CHECKING:
-    from eval.sim.simulation import Run
     from eval.sim.sweep import Sweep
 
 DEFAULT_POLICIES = "lru,lru+completion,rr,oracle"
@@ -48,31 +47,51 @@ def _numbers(text: str, flag: str, minimum: int) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trace", nargs="+", metavar="FILE", help="trajectories, .jsonl or .jsonl.gz")
-    add("--workload", help=f"instead of --trace: {', '.join(dataset.RECORDED)}; with it: the label of the rows")
-    add("--data", metavar="DIR", help=f"folder of recorded workloads (else ${dataset.ENVIRONMENT}, else the generator)")
+    add(
+        "--workload",
+        help=f"instead of --trace: {', '.join(dataset.RECORDED)}; with it: the label of the rows",
+    )
+    add(
+        "--data",
+        metavar="DIR",
+        help=f"folder of recorded workloads (else ${dataset.ENVIRONMENT}, else the generator)",
+    )
     add("--out", required=True, type=Path, metavar="DIR", help="gets results.json and what it is made of")
     add(
         "--policies",
         default=DEFAULT_POLICIES,
-        help=f"separated by commas, options after a colon (rr:chunk_tokens=256): {', '.join(baselines.names())}",
+        help=f"separated by commas, options after a colon (rr:tiers=on): {', '.join(baselines.names())}",
     )
     add("--schedule", default="fcfs", help=f"SGLang's --schedule-policy: {', '.join(SCHEDULES)}")
     add("--admission", default="off", choices=["off"], help="trajectory admission")
     add("--concurrency", default="8,16,32", help="live agents, separated by commas (%(default)s)")
     add("--seed", default="0", help="of sample, order and drawn gaps, separated by commas (%(default)s)")
     add("--limit-trajectories", type=int, metavar="N", help="a sample of N, taken evenly from the sources")
-    add("--capacity-tokens", type=int, metavar="N", help="KV pool; else what the GPU holds beside the weights")
+    add(
+        "--capacity-tokens", type=int, metavar="N", help="KV pool; else what the GPU holds beside the weights"
+    )
     add("--model", default="qwen3-8b", help=f"{', '.join(MODELS)} (%(default)s)")
     add("--gpu", default="h200", help=f"{', '.join(GPUS)} (%(default)s)")
     add("--cost", metavar="FILE", help="JSON of measured coefficients instead of --model and --gpu")
-    add("--decode-workers", type=int, default=0, metavar="N", help="PD: one prefill server and N decode servers")
+    add(
+        "--decode-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="PD: one prefill server and N decode servers",
+    )
     add(
         "--completion",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="clients say that a trajectory is over (to caches that can hear it)",
     )
-    add("--max-new-tokens", type=int, metavar="N", help="clients ask for N; default: the recorded output exactly")
+    add(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="clients ask for N; default: the recorded output exactly",
+    )
     add("--chunked-prefill-size", type=int, default=8192, metavar="N", help="(%(default)s)")
     add("--ramp", type=float, metavar="S", help="seconds over which the first agents start (1 s each)")
     add("--jobs", type=int, default=1, help="processes (%(default)s)")
@@ -174,7 +193,9 @@ def plan(args: argparse.Namespace) -> Sweep:
         for seed in seeds
         for policy in policies
     ]
-    label = args.workload or ",".join(Path(name).name.removesuffix(".gz").removesuffix(".jsonl") for name in args.trace)
+    label = args.workload or ",".join(
+        Path(name).name.removesuffix(".gz").removesuffix(".jsonl") for name in args.trace
+    )
     print(f"{cost.name}, pool {pool:,} tokens; scale: {shrink.describe()}")
     for concurrency in concurrencies:
         print(scale.expected_demand(trajectories[seeds[0]], concurrency).describe())
@@ -218,5 +239,8 @@ def main(args: argparse.Namespace) -> int:
     if rows:
         print(tables(rows))
     complete = len(rows) == len(sweep.runs) and not any(row.get("partial") for row in rows)
-    print(f"{len(rows)} of {len(sweep.runs)} runs in {args.out / 'results.json'}" + ("" if complete else " (partial)"))
+    print(
+        f"{len(rows)} of {len(sweep.runs)} runs in {args.out / 'results.json'}"
+        + ("" if complete else " (partial)")
+    )
     return 0 if complete else 130

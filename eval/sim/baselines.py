@@ -1,7 +1,8 @@
 """Everything the simulator can compare, by name.
 
-A policy that the server has is the server's own object (`sglang_agentcache.eviction.POLICIES`, or SGLang's own order
-in its own cache class). The two that only an evaluation can have live here: they are told what no server knows.
+A policy that the server has is the server's own object (`sglang_agentcache.eviction.POLICIES`, or SGLang's
+own order in its own cache class). The two that only an evaluation can have live here: they are told what no
+server knows.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class FurthestFirst(EvictionPolicy):
         self._joined.pop(trajectory.serial, None)
 
     def victim(self, now: float) -> IdleTrajectory | None:
-        return max(self._joined.values(), key=lambda item: (self.next_use(item, now), -item.serial), default=None)
+        return max(
+            self._joined.values(), key=lambda item: (self.next_use(item, now), -item.serial), default=None
+        )
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
         """Nothing to do: the order does not depend on what has been taken."""
@@ -158,7 +161,9 @@ def baseline(text: str) -> Baseline:
     for item in given:
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"--policies: options are KEY=VALUE after a {OPTION_SEPARATOR!r}; got {item!r} in {text!r}")
+            raise ValueError(
+                f"--policies: options are KEY=VALUE after a {OPTION_SEPARATOR!r}; got {item!r} in {text!r}"
+            )
         try:
             options[key] = json.loads(value)
         except json.JSONDecodeError:

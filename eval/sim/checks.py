@@ -22,7 +22,9 @@ class Checks:
         available = worker.allocator.available_size()
         evictable, protected = cache.evictable_size(), cache.protected_size()
         private = sum(
-            req.kv.kv_allocated_len - req.kv.cache_protected_len for req in worker.holders() if req.kv.holds_kv
+            req.kv.kv_allocated_len - req.kv.cache_protected_len
+            for req in worker.holders()
+            if req.kv.holds_kv
         )
         found = {"available": available, "evictable": evictable, "protected": protected, "running": private}
         if min(found.values()) < 0 or sum(found.values()) != worker.world.capacity_tokens:

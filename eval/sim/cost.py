@@ -2,15 +2,16 @@
 
 A prefill step takes ``max(compute, memory) + communication + overhead``:
 
-* compute: ``2 * active parameters`` FLOPs per new token, plus attention, ``4 * layers * heads * head_dim`` FLOPs for
-  each pair of a new token and a token at or before it, over the GPU's dense BF16 peak times an efficiency;
+* compute: ``2 * active parameters`` FLOPs per new token, plus attention, ``4 * layers * heads * head_dim``
+  FLOPs for each pair of a new token and a token at or before it, over the GPU's dense BF16 peak times an
+  efficiency;
 * memory: the weights read once (of a mixture of experts the share that the batch touches) and the KV of every
   context, over the GPU's bandwidth times an efficiency;
 * communication: two all-reduces of the hidden states per layer under tensor parallelism.
 
-A decode step is the same with one new token per request: memory bound, so that it grows with the contexts in the
-batch and hardly with its size. Efficiencies are typical of tuned kernels and are stated once, below. They set the
-scale of the times; which tokens are resident depends on them only through the order of events.
+A decode step is the same with one new token per request: memory bound, so that it grows with the contexts in
+the batch and hardly with its size. Efficiencies are typical of tuned kernels and are stated once, below. They
+set the scale of the times; which tokens are resident depends on them only through the order of events.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ALL_REDUCE_LATENCY_S = 12e-6
 LINK_BYTES_S = 350e9
 """Effective NVLink bandwidth of one all-reduce."""
 MEMORY_FRACTION = 0.87
-"""Share of the GPU's memory for weights and KV (SGLang's --mem-fraction-static picks about this on 80-141 GB)."""
+"""Share of the GPU's memory for weights and KV (SGLang's --mem-fraction-static, about)."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ class RooflineCost(CostModel):
 
     def __init__(self, model: Model, gpu: Gpu) -> None:
         self.model, self.gpu = model, gpu
-        self.name = f"{model.name} on {model.tp} x {gpu.name}" if model.tp > 1 else f"{model.name} on {gpu.name}"
+        self.name = (
+            f"{model.name} on {model.tp} x {gpu.name}" if model.tp > 1 else f"{model.name} on {gpu.name}"
+        )
         efficiency = LINEAR_EFFICIENCY if model.experts == 1 else EXPERT_EFFICIENCY
         peak = gpu.flops * model.tp
         self._token_s = 2 * model.active_parameters / (peak * efficiency)

@@ -1,4 +1,4 @@
-"""A decode worker of a PD-disaggregated deployment: it generates and holds KV while a request runs, and caches nothing."""
+"""A decode worker of a PD-disaggregated deployment: it holds KV while a request runs, and caches nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from eval.sim.scheduler import MAX_BURST
 
 
 class DecodeWorker:
-    """Runs whatever fits its KV pool, in order of arrival; a request's whole length is reserved when it is admitted.
+    """Runs whatever fits its KV pool, in order of arrival; a request's whole length is reserved when it is
+    admitted.
 
     Args:
         capacity_tokens: its KV pool.

@@ -1,4 +1,4 @@
-"""Demand for KV over time: what requests in flight hold, what live trajectories would like to keep (RR-EVICT figure 4)."""
+"""Demand for KV over time: of requests in flight, and of all live trajectories (RR-EVICT figure 4)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Demand:
         self._series.append((now, self.active_tokens, self.live_tokens, used, evictable))
 
     def series(self, capacity_tokens: int) -> dict[str, Any]:
-        """Columns: time, demand of active and of idle live trajectories, pool in use and evictable; tokens."""
+        """Columns: time, demand of active and of idle trajectories, pool used and evictable; tokens."""
         stride = max(1, -(-len(self._series) // POINTS))
         points = self._series[::stride]
         return {

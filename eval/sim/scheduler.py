@@ -1,10 +1,11 @@
 """One simulated SGLang worker: scheduling steps over the real cache, with times from a cost model.
 
-Driven as they are (SGLang 0.5.23): `SchedulePolicy`, `PrefillAdder`, `NewTokenRatioTracker`, `Req`, the allocator, the
-cache's `checkpoint`, `release_kv_cache` and `ScheduleBatch.check_decode_mem` / `retract_decode`. Written here, because
-upstream's needs a GPU worker: the loop around them (`Scheduler.get_next_batch_to_run`, `_get_new_batch_prefill_raw`,
-`update_running_batch`), index writing (`alloc_for_extend`, `alloc_for_decode`, page size 1) and what follows a
-step (`SchedulerBatchResultProcessor`). Not modelled: overlap of a step with the scheduling of the next one.
+Driven as they are (SGLang 0.5.23): `SchedulePolicy`, `PrefillAdder`, `NewTokenRatioTracker`, `Req`, the
+allocator, the cache's `checkpoint`, `release_kv_cache` and `ScheduleBatch.check_decode_mem` /
+`retract_decode`. Written here, because upstream's needs a GPU worker: the loop around them
+(`Scheduler.get_next_batch_to_run`, `_get_new_batch_prefill_raw`, `update_running_batch`), index writing
+(`alloc_for_extend`, `alloc_for_decode`, page size 1) and what follows a step
+(`SchedulerBatchResultProcessor`). Not modelled: overlap of a step with the scheduling of the next one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Settings:
 
 class DecodeBatch(ScheduleBatch):
     """SGLang's batch without tensors: only its list of requests changes."""
+
+    reqs: list[Req]
 
     def filter_batch(self, reqs_to_exclude: Any = None, keep_indices: list[int] | None = None) -> None:
         assert reqs_to_exclude is None
@@ -242,7 +245,9 @@ class Worker:
             row = req.kv.req_pool_idx
             if prefix is not None:
                 self.rows.write((row, slice(0, req.prefix_len)), prefix)
-            self.rows.write((row, slice(req.prefix_len, req.extend_end)), slots[start : start + req.extend_len])
+            self.rows.write(
+                (row, slice(req.prefix_len, req.extend_end)), slots[start : start + req.extend_len]
+            )
             start += req.extend_len
             if not req.retracted_stain:
                 req.cached_tokens += req.prefix_len - req.already_computed
@@ -306,7 +311,8 @@ class Worker:
         for index, req in enumerate(reqs):
             length = req.kv.kv_committed_len
             self.rows.write(
-                (req.kv.req_pool_idx, slice(length, length + steps)), slots[index * steps : (index + 1) * steps]
+                (req.kv.req_pool_idx, slice(length, length + steps)),
+                slots[index * steps : (index + 1) * steps],
             )
             req.kv.kv_allocated_len = req.kv.kv_committed_len = length + steps
         self._ratio.current = max(self._ratio.current - steps * self._ratio.decay, self._ratio.min)

@@ -114,7 +114,9 @@ class Simulation:
         """Simulate to the end. Raises SimulationError."""
         run = self._run
         if self._longest > run.capacity_tokens:
-            raise SimulationError(f"a context of {self._longest} tokens exceeds the pool of {run.capacity_tokens}")
+            raise SimulationError(
+                f"a context of {self._longest} tokens exceeds the pool of {run.capacity_tokens}"
+            )
         world = World(
             run.baseline,
             self._facts,
@@ -251,7 +253,9 @@ class Simulation:
         if not stays:
             decoder = min(self._decoders, key=lambda item: item.load)
             self._expect_return(req.agent, self._now)
-            decoder.reserve(req, lambda: self._at(self._now + self._transfer_s(req), lambda: self._moved(req, decoder)))
+            decoder.reserve(
+                req, lambda: self._at(self._now + self._transfer_s(req), lambda: self._moved(req, decoder))
+            )
         return stays
 
     def _answered(self, req: Req, error: str | None) -> None:
@@ -300,7 +304,9 @@ class Simulation:
         if agent.turn + 1 < len(turns):
             output = turns[agent.turn].output_tokens
             decode_s = float(self._cost.decode(1, turns[agent.turn].prompt_tokens, 1)[0]) * output
-            self._facts.next_use[agent.trajectory.trajectory_id] = now + decode_s + (turns[agent.turn + 1].gap_s or 0)
+            self._facts.next_use[agent.trajectory.trajectory_id] = (
+                now + decode_s + (turns[agent.turn + 1].gap_s or 0)
+            )
 
     def _moved(self, req: Req, decoder: DecodeWorker) -> None:
         """The KV has arrived at the decode server, with the first token."""

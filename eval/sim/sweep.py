@@ -76,7 +76,9 @@ def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
         "uncached_return_tokens": summary.distribution(
             [record.uncached_tokens for record in served if record.turn]
         ),
-        "latency_s": summary.distribution([record.latency_s for record in served if record.latency_s is not None]),
+        "latency_s": summary.distribution(
+            [record.latency_s for record in served if record.latency_s is not None]
+        ),
         "prefill_tokens": outcome.prefill_tokens,
         "retractions": outcome.retractions,
         "sessions": len(outcome.session_s),
@@ -122,7 +124,8 @@ def simulate(sweep: Sweep, index: int, progress: Any, stop: Any) -> Row:
     return row(run, outcome, sweep.cost, sweep.workload)
 
 
-# A forked worker finds the sweep, the counter and the stop flag here: trajectories are not sent through pipes.
+# A forked worker finds the sweep, the counter and the stop flag here: trajectories do not go through
+# pipes.
 _shared: tuple[Sweep, Any, Any] | None = None
 
 
@@ -197,7 +200,7 @@ class _Bar:
 
 
 def describe(sweep: Sweep, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the report needs to know about a sweep, JSON-ready; nothing that differs between two equal sweeps."""
+    """What the report needs to know about a sweep, JSON-ready; the same for two equal sweeps."""
     first = sweep.runs[0]
     return {
         "arguments": dict(arguments),
@@ -208,4 +211,3 @@ def describe(sweep: Sweep, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "decode_workers": first.decode_workers,
         "trajectories": {str(seed): len(items) for seed, items in sweep.trajectories.items()},
     }
-

@@ -42,7 +42,7 @@ class Ids:
 
 
 class Context:
-    """One trajectory's tokens, extended turn by turn by the replay rule of the trace format (`eval.tokens.History`)."""
+    """One trajectory's tokens, extended turn by turn by the replay rule (`eval.tokens.History`)."""
 
     def __init__(self, ids: Ids, trajectory: Trajectory) -> None:
         self._ids = ids

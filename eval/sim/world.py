@@ -1,4 +1,4 @@
-"""One simulated server's memory: SGLang's published configuration, pools, allocator and radix cache, all real."""
+"""One simulated server's memory: SGLang's configuration, pools, allocator and radix cache, all real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.sim.baselines import FACT_POLICIES, Baseline, Facts
 
 
 def prepare_process() -> None:
-    """What SGLang needs before it is imported on a machine without a GPU; harmless where it is done already."""
+    """What SGLang needs before it is imported where there is no GPU; harmless if done already."""
     import torch
 
     torch.set_num_threads(1)
@@ -71,7 +71,7 @@ class FactConfig(AgentCacheConfig):
 
 
 def config_for(baseline: Baseline, facts: Facts) -> AgentCacheConfig:
-    """The server's configuration of a baseline. Raises `config.ConfigError` for an option it does not have."""
+    """The server's configuration of a baseline. Raises `config.ConfigError` for an unknown option."""
     if baseline.policy not in FACT_POLICIES:
         return AgentCacheConfig.parse(baseline.policy, baseline.options, PAGE_SIZE)
     # Chunk options are parsed as the server parses them for its own policies.
