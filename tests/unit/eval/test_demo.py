@@ -3,18 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from eval import demo
 from eval.__main__ import main
 from eval.calibrate import Speed
+from eval.demo import add_arguments
+from eval.plan import PRESETS, Plan, make_plan
+from eval.policies import POLICIES
 
 
-def plan(*flags: str) -> demo.Plan:
+def plan(*flags: str) -> Plan:
     parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    return demo.make_plan(parser.parse_args(["--generated", *flags]))
+    add_arguments(parser)
+    return make_plan(parser.parse_args(["--generated", *flags]))
 
 
-@pytest.mark.parametrize("workload", list(demo.PRESETS))
+@pytest.mark.parametrize("workload", list(PRESETS))
 def test_presets_aim_at_the_regime_and_fit_the_machine(workload: str) -> None:
     made = plan("--workload", workload)
     assert made.demand.live_tokens / made.pool_tokens == pytest.approx(1.2, rel=0.01)
@@ -30,9 +32,9 @@ def test_chunk_shrinks_with_the_contexts_and_stays_on_a_page() -> None:
     assert plan().chunk_tokens == 16
     assert plan("--token-scale", "0.1", "--page-size", "16").chunk_tokens == 96
     assert plan("--page-size", "64").chunk_tokens == 64
-    command = demo.POLICIES["rr-leaf"].command(32)
+    command = POLICIES["rr-leaf"].command(32)
     assert command[-1] == '{"chunk_tokens": 32, "visit": "leaf"}'
-    assert demo.POLICIES["lru"].command(32) == []
+    assert POLICIES["lru"].command(32) == []
 
 
 @pytest.mark.parametrize(
