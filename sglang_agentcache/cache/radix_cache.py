@@ -219,7 +219,7 @@ class AgentRadixCache(UnifiedRadixCache):
             trajectory,
             req.rid,
             [PathNode(step.node_id, step.path_end) for step in path],
-            prompt_tokens=len(req.origin_input_ids),
+            prompt=req.origin_input_ids,
             history_tokens=len(req.origin_input_ids) + len(req.output_ids),
             tokens=array("q", tokens[: resident + 1]),
             shared_with=lambda node: self.tails.common_tokens(node, path),

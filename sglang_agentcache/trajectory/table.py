@@ -44,6 +44,7 @@ class Branch:
     __slots__ = (
         "history_tokens",
         "probe",
+        "prompt_end",
         "prompt_node",
         "prompt_tokens",
         "resident_tokens",
@@ -60,6 +61,7 @@ class Branch:
         self.resident_tokens = 0
         self.history_tokens = 0
         self.prompt_node: NodeId | None = None
+        self.prompt_end = 0
         self.prompt_tokens = 0
         self.tokens = array("q")
         self.probe = array("q")
@@ -226,7 +228,7 @@ class TrajectoryTable:
             trajectory = branch.trajectory
             if trajectory.requests or branch is not trajectory.branches[-1]:
                 continue
-            if matched < min(branch.prompt_tokens, branch.resident_tokens):
+            if matched < min(branch.prompt_end, branch.resident_tokens):
                 continue
             start = branch.prompt_tokens - len(branch.probe)
             if len(tokens) <= branch.prompt_tokens or tokens[start : branch.prompt_tokens] != branch.probe:
@@ -242,7 +244,7 @@ class TrajectoryTable:
         rid: str,
         path: Sequence[PathNode],
         *,
-        prompt_tokens: int,
+        prompt: Sequence[int],
         history_tokens: int,
         tokens: array[int],
         shared_with: Callable[[NodeId], int],
@@ -252,7 +254,7 @@ class TrajectoryTable:
 
         Args:
             path: root to tail, without the root; not empty.
-            prompt_tokens: how much of the history was the request's prompt.
+            prompt: token ids of the request's prompt, with which the history begins.
             history_tokens: prompt and output.
             tokens: token ids of the resident history.
             shared_with: tokens that the path to another node has in common with this one.
@@ -295,11 +297,13 @@ class TrajectoryTable:
             history_tokens, path[-1].end, 0 if rewrites else continued.history_tokens
         )
         continued.tokens = tokens
-        continued.prompt_node, continued.prompt_tokens = None, 0
+        continued.prompt_tokens = len(prompt)
+        continued.probe = array("q", prompt[-PROBE_TOKENS:])
+        # What a continuation must hit: all that is resident, or if that is more, the prompt.
+        continued.prompt_node, continued.prompt_end = None, path[-1].end
         for entry in path:
-            if entry.end <= prompt_tokens:
-                continued.prompt_node, continued.prompt_tokens = entry.node, entry.end
-        continued.probe = tokens[max(0, continued.prompt_tokens - PROBE_TOKENS) : continued.prompt_tokens]
+            if entry.end <= len(prompt):
+                continued.prompt_node, continued.prompt_end = entry.node, entry.end
         trajectory.branches.append(continued)
         self._link(continued)
 

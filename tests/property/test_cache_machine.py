@@ -24,7 +24,7 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
-from sglang_agentcache.trajectory.table import State
+from sglang_agentcache.trajectory.table import PROBE_TOKENS, State
 from tests.support.oracle import Oracle, Owner, Space
 from tests.support.serving import CORES, PAGE_SIZES, Server
 
@@ -135,7 +135,9 @@ class CacheMachine(RuleBasedStateMachine):
             prompt = list(owner.lines[-1].prompt)
             cut = len(prompt) // self.page_size * self.page_size
             if owner.table_entry is entry:
-                assert cut < len(tokens) and tokens[:cut] == prompt[:cut]
+                resident = min(cut, self.oracle.depth[owner.lines[-1].tail] * self.page_size)
+                assert len(prompt) < len(tokens) and tokens[:resident] == prompt[:resident]
+                assert tokens[: len(prompt)][-PROBE_TOKENS:] == prompt[-PROBE_TOKENS:]
                 return owner
             if 0 < cut and len(prompt) < len(tokens) and tokens[: len(prompt)] == prompt:
                 extended.append(owner)
