@@ -94,9 +94,13 @@ class Client:
         trajectory: str | None,
         tokens: int,
         hints: Mapping[str, Any] | None = None,
+        overcommit: bool = False,
         **body: Any,
     ) -> dict[str, Any]:
-        params: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        """The body of such a request. For `ignore_eos` SGLang sets memory aside for all tokens before it
+        starts; with `overcommit` it hopes for the best, as in ordinary use, and may have to retract."""
+        params: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0}
+        params |= {"min_new_tokens": tokens} if overcommit else {"ignore_eos": True}
         payload = dict(hints or {})
         if trajectory is not None:
             payload["trajectory_id"] = trajectory
