@@ -188,9 +188,10 @@ def plan(args: argparse.Namespace) -> Sweep:
             settings=Settings(schedule, args.chunked_prefill_size, max(16_384, args.chunked_prefill_size)),
             check=args.check,
         )
+        # Seed by seed: what an interruption leaves is a whole sweep of fewer seeds.
+        for seed in seeds
         for concurrency in concurrencies
         for schedule in schedules
-        for seed in seeds
         for policy in policies
     ]
     label = args.workload or ",".join(

@@ -10,45 +10,64 @@ POINTS = 600
 """A run's series is thinned to this many points."""
 
 
-class Demand:
-    """KV of live trajectories in tokens, each shared prefix counted once."""
+class _Held:
+    """Tokens of a set of trajectories, each shared prefix counted once; O(1) to change and to read."""
 
     def __init__(self) -> None:
-        self._active: dict[str, int] = {}
-        self._live: dict[str, int] = {}
-        self._prefix: dict[str, tuple[str, int]] = {}
+        self._private: dict[str, int] = {}
+        self._users: dict[str, int] = {}
+        self.tokens = 0
+
+    def put(self, trajectory: Trajectory, private: int) -> None:
+        """The trajectory holds ``private`` tokens behind its shared prefix."""
+        known = self._private.get(trajectory.trajectory_id)
+        self._private[trajectory.trajectory_id] = private
+        self.tokens += private - (known or 0)
+        prefix = trajectory.shared_prefix_id
+        if known is None and prefix is not None:
+            self._users[prefix] = self._users.get(prefix, 0) + 1
+            if self._users[prefix] == 1:
+                self.tokens += trajectory.shared_prefix_tokens
+
+    def drop(self, trajectory: Trajectory) -> None:
+        """The trajectory holds nothing any more."""
+        private = self._private.pop(trajectory.trajectory_id, None)
+        if private is None:
+            return
+        self.tokens -= private
+        prefix = trajectory.shared_prefix_id
+        if prefix is not None:
+            self._users[prefix] -= 1
+            if not self._users[prefix]:
+                self.tokens -= trajectory.shared_prefix_tokens
+
+
+class Demand:
+    """KV of live trajectories in tokens."""
+
+    def __init__(self) -> None:
+        self._active, self._live = _Held(), _Held()
         self._series: list[tuple[float, int, int, int, int]] = []
 
     def sent(self, trajectory: Trajectory, context: int) -> None:
         """A request is in flight whose prompt and output have ``context`` tokens."""
-        private = context - trajectory.shared_prefix_tokens
-        self._active[trajectory.trajectory_id] = self._live[trajectory.trajectory_id] = private
-        if trajectory.shared_prefix_id is not None:
-            size = trajectory.shared_prefix_tokens
-            self._prefix[trajectory.trajectory_id] = (trajectory.shared_prefix_id, size)
+        private = max(0, context - trajectory.shared_prefix_tokens)
+        self._active.put(trajectory, private)
+        self._live.put(trajectory, private)
 
     def answered(self, trajectory: Trajectory, last: bool) -> None:
         """Its answer is complete; ``last``: the trajectory is over."""
-        self._active.pop(trajectory.trajectory_id, None)
+        self._active.drop(trajectory)
         if last:
-            self._live.pop(trajectory.trajectory_id, None)
-            self._prefix.pop(trajectory.trajectory_id, None)
+            self._live.drop(trajectory)
 
     @property
     def active_tokens(self) -> int:
-        return sum(self._active.values()) + self._shared(self._active)
+        return self._active.tokens
 
     @property
     def live_tokens(self) -> int:
-        return sum(self._live.values()) + self._shared(self._live)
-
-    def _shared(self, ids: dict[str, int]) -> int:
-        sizes: dict[str, int] = {}
-        for key in ids:
-            if key in self._prefix:
-                prefix, size = self._prefix[key]
-                sizes[prefix] = max(size, sizes.get(prefix, 0))
-        return sum(sizes.values())
+        return self._live.tokens
 
     def sample(self, now: float, used: int, evictable: int) -> None:
         """Note the demand, and what the pool really holds."""
