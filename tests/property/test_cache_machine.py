@@ -472,6 +472,7 @@ class CacheMachine(RuleBasedStateMachine):
         server, oracle, cache = self.server, self.oracle, self.server.cache
         for leaf in oracle.leaves():
             assert self.resident(leaf) == oracle.depth[leaf] * self.page_size
+            server.check_contents(oracle.text(leaf), *oracle.space[leaf])
         assert cache.total_size()[0] == oracle.tokens()
         assert server.allocator.available_size() == self.available
         running = [live.req for live in self.live if live.phase != QUEUED]

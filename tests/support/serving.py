@@ -38,7 +38,6 @@ from sglang_agentcache.trajectory.clock import Clock
 
 CORES = ("rust", "python")
 PAGE_SIZES = (1, 16, 64)
-NOT_GIVEN = object()
 
 _config_published = False
 
@@ -78,6 +77,8 @@ class Server:
         publish_sglang_config()
         self.page_size = page_size
         self.capacity = capacity
+        # The token whose KV each slot holds, as a forward pass would have written it.
+        self.contents: dict[int, int] = {}
         kv = MHATokenToKVPool(capacity, page_size, torch.float16, 1, 2, 1, "cpu", False)
         self.allocator: Any
         if page_size == 1:
@@ -207,6 +208,7 @@ class Server:
             )
         self.rows.write((row[0], slice(0, start)), prefix)
         self.rows.write((row[0], slice(start, end)), slots)
+        self.contents.update(zip(slots.tolist(), req.full_untruncated_fill_ids[start:end], strict=True))
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end
 
     def first_token(self, req: Req, token: int) -> None:
@@ -231,6 +233,7 @@ class Server:
             last = self.rows.req_to_token[req.kv.req_pool_idx, length - 1 : length].to(torch.int64)
             slots = alloc_paged_token_slots_decode(self.cache, lengths, lengths, last)
         self.rows.write((req.kv.req_pool_idx, slice(length, length + 1)), slots.to(torch.int32))
+        self.contents[int(slots[0])] = req.output_ids[-1]
         req.kv.kv_allocated_len += 1
         req.kv.kv_committed_len += 1
         req.output_ids.append(token)
@@ -312,6 +315,15 @@ class Server:
         """Tokens of this history that a request would hit; looks without touching (in the tree's units)."""
         key = RadixKey(array("q", tokens), extra_key, cache_salt=cache_salt)
         return int(self.cache.tree_core.match_full_device_prefix(key)[0])
+
+    def check_contents(
+        self, tokens: Iterable[int], extra_key: str | None = None, cache_salt: str | None = None
+    ) -> None:
+        """What is resident of this history is the KV of just these tokens."""
+        key = RadixKey(array("q", tokens), extra_key, cache_salt=cache_salt)
+        count, node, _ = self.cache.tree_core.match_full_device_prefix(key)
+        slots = self.cache.path_device_indices(node).tolist()[:count] if count else []
+        assert [self.contents[slot] for slot in slots] == list(key.token_ids[:count])
 
     def check_pool(self, running: Sequence[Req] = ()) -> None:
         """Every slot is free, in the tree, or held by exactly one running request."""
