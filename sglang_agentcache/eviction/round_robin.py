@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict
 from typing import ClassVar, Literal
@@ -30,7 +31,7 @@ class RoundRobin(EvictionPolicy):
             longer than their peers form colder tiers; the coldest goes first, round-robin inside a tier.
             "auto" uses them until the first completion signal arrives.
 
-    Every operation is O(1) amortised in the number of idle trajectories.
+    Every operation is O(log n) amortised in the number n of idle trajectories.
     """
 
     name: ClassVar[str] = "rr"
@@ -40,8 +41,9 @@ class RoundRobin(EvictionPolicy):
             raise ValueError(f"'tiers' must be \"auto\", \"on\" or \"off\", got {tiers!r}")
         self.tiers = tiers
         self._rounds: list[OrderedDict[int, IdleTrajectory]] = [OrderedDict() for _ in range(TIER_COUNT)]
-        # Per tier in order of idle_since, so that the next one to grow cold is always the first.
-        self._ages: list[OrderedDict[int, IdleTrajectory]] = [OrderedDict() for _ in range(TIER_COUNT)]
+        # Per tier a heap of (idle_since, serial): the next one to grow cold is the first. Entries of those
+        # that have left stay until they come up, or outnumber the others.
+        self._ages: list[list[tuple[float, int]]] = [[] for _ in range(TIER_COUNT)]
         self._tier_of: dict[int, int] = {}
         self._log_gap = 0.0
         self._gaps = 0
@@ -54,7 +56,6 @@ class RoundRobin(EvictionPolicy):
         tier = self._tier_of.pop(trajectory.serial, None)
         if tier is not None:
             del self._rounds[tier][trajectory.serial]
-            del self._ages[tier][trajectory.serial]
 
     def victim(self, now: float) -> IdleTrajectory | None:
         self._cool(now)
@@ -88,7 +89,11 @@ class RoundRobin(EvictionPolicy):
     def _put(self, trajectory: IdleTrajectory, tier: int) -> None:
         self._tier_of[trajectory.serial] = tier
         self._rounds[tier][trajectory.serial] = trajectory
-        self._ages[tier][trajectory.serial] = trajectory
+        ages = self._ages[tier]
+        heapq.heappush(ages, (trajectory.idle_since, trajectory.serial))
+        if len(ages) > 2 * len(self._rounds[tier]) + TIER_COUNT:
+            ages[:] = [(other.idle_since, serial) for serial, other in self._rounds[tier].items()]
+            heapq.heapify(ages)
 
     def _cool(self, now: float) -> None:
         """Move trajectories whose idle time has outgrown their tier into the next one."""
@@ -96,11 +101,11 @@ class RoundRobin(EvictionPolicy):
             return
         limit = math.exp(self._log_gap) * FIRST_TIER_GAPS
         for tier in range(TIER_COUNT - 1):
-            ages = self._ages[tier]
-            while ages:
-                oldest = next(iter(ages.values()))
-                if now - oldest.idle_since <= limit:
-                    break
-                self.leave(oldest)
-                self._put(oldest, tier + 1)
+            ages, rounds = self._ages[tier], self._rounds[tier]
+            while ages and now - ages[0][0] > limit:
+                idle_since, serial = heapq.heappop(ages)
+                trajectory = rounds.get(serial)
+                if trajectory is not None and trajectory.idle_since == idle_since:
+                    self.leave(trajectory)
+                    self._put(trajectory, tier + 1)
             limit *= TIER_GROWTH
