@@ -120,5 +120,5 @@ def make_plan(args: argparse.Namespace) -> Plan:
     chunk = round(PAPER_CHUNK_TOKENS * shrink.tokens)
     chunk = max(args.page_size, chunk - chunk % args.page_size)
     fitted = None if args.gap_scale is None else "gaps as --gap-scale asks"
-    origin += f", those of {preset.min_turns} turns and more"
+    origin += f" (each of at least {preset.min_turns} turns)"
     return Plan(trajectories, origin, shrink, demand, pool, chunk, fitted)
