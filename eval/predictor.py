@@ -35,17 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="score only waits of this trace source; may be repeated",
     )
+    parser.add_argument(
+        "--online", action="store_true", help="let the predictor learn each wait after it is scored"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, one entry per estimator")
 
 
-def evaluate_artefact(directory: Path, records: WaitRecords) -> dict[str, dict[str, Any]]:
+def evaluate_artefact(
+    directory: Path, records: WaitRecords, online: bool = False
+) -> dict[str, dict[str, Any]]:
     """Scores per estimator: the artefact's own, with detail, then the baselines it was saved with.
 
     Raises:
         ArtefactError: ``directory`` is not a readable artefact.
     """
     predictor = load(directory)
-    out: dict[str, dict[str, Any]] = {predictor.estimator: evaluate(predictor, records)}
+    out: dict[str, dict[str, Any]] = {predictor.estimator: evaluate(predictor, records, online)}
     baselines = Baselines.load(directory, read_about(directory).get("baselines"))
     if baselines is not None:
         at = tool_rows(records)
@@ -65,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
                 "--trace: no finished wait for a tool in these files"
                 + (f" from {', '.join(args.source)} (--source)" if args.source else "")
             )
-        scores = evaluate_artefact(args.predictor, records)
+        scores = evaluate_artefact(args.predictor, records, args.online)
     except ValueError as error:
         print(f"eval predictor: {error}", file=sys.stderr)
         return 2

@@ -29,7 +29,7 @@ MIN_WAITS = 20
 
 
 def train(
-    records: WaitRecords, estimator: str, progress: bool = True
+    records: WaitRecords, estimator: str, progress: bool = True, hold_out: str | None = None
 ) -> tuple[DurationPredictor, Baselines | None, dict[str, Any]]:
     """Return (the predictor fitted on all rows, the baselines, the summary).
 
@@ -54,14 +54,24 @@ def train(
         "calls_per_tool": dict(Counter(wait_name(records.waits[i]) for i in at).most_common()),
     }
     say(f"{len(records)} waits of {summary['sessions']} sessions")
-    baselines = None
-    known, unseen = (records.select(part) for part in records.split())
+    baselines = predictor = None
+    if hold_out is None:
+        known, unseen = (records.select(part) for part in records.split())
+    else:
+        held = [source == hold_out for source in records.sources]
+        known, unseen = (
+            records.select(i for i, each in enumerate(held) if each is part) for part in (False, True)
+        )
+        if not len(known) or not len(unseen):
+            raise ValueError(f"--hold-out: {hold_out!r} names none or all of the sources in these files")
+        records = known
     if min(len(tool_rows(known)), len(tool_rows(unseen))) < MIN_WAITS:
         summary["validation"] = None
         say(f"fewer than {MIN_WAITS} tool waits on one side of a split: trained, but not validated")
     else:
-        say(f"fitting {estimator} on three quarters ({len(known)} waits)")
-        own = evaluate(_fitted(known, estimator), unseen)
+        say(f"fitting {estimator} on {len(known)} waits")
+        predictor = _fitted(known, estimator)
+        own = evaluate(predictor, unseen)
         say("fitting the baselines")
         scored = tool_rows(unseen)
         actual = np.array(unseen.durations)[scored]
@@ -69,8 +79,9 @@ def train(
         summary["validation"] = {estimator: own} | {
             name: score(actual, predicted[scored]) for name, predicted in baselines.predict(unseen).items()
         }
-    say(f"fitting {estimator} on all {len(records)} waits")
-    predictor = _fitted(records, estimator)
+    if predictor is None or hold_out is None:
+        say(f"fitting {estimator} on all {len(records)} waits")
+        predictor = _fitted(records, estimator)
     summary["seconds"] = round(time.monotonic() - began, 1)
     return predictor, baselines, summary
 
@@ -129,13 +140,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the artefact")
     parser.add_argument("--estimator", choices=ESTIMATORS, default="stacked")
+    parser.add_argument(
+        "--hold-out", metavar="SOURCE", help="validate on this source of the traces instead, never trained on"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     args = parser.parse_args(argv)
     try:
         records = read_records(args.trace)
         if not len(records):
             raise ValueError("--trace: no wait with a known duration in these files")
-        predictor, baselines, summary = train(records, args.estimator)
+        predictor, baselines, summary = train(records, args.estimator, hold_out=args.hold_out)
         summary["artefact"] = str(args.out)
         about = {key: summary[key] for key in ("waits", "tool_waits", "sessions", "censored")}
         about["baselines"] = baselines.save(args.out) if baselines else None

@@ -38,7 +38,7 @@ class DurationPredictor:
         ValueError: an argument outside what is allowed.
     """
 
-    def __init__(self, estimator: str = "stacked", n_trees: int = 200, n_clusters: int = 100) -> None:
+    def __init__(self, estimator: str = "stacked", n_trees: int = 120, n_clusters: int = 100) -> None:
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}")
         if not 1 <= n_trees <= 1000:

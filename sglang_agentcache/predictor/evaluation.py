@@ -20,8 +20,16 @@ from sglang_agentcache.predictor.tool_calls import Wait
 MIN_ROWS = 50
 
 
-def prepare_all(predictor: DurationPredictor, records: WaitRecords) -> list[PreparedWait]:
-    """Prepare every row in order; afterwards its session, and nothing else, remembers the true duration."""
+def prepare_all(
+    predictor: DurationPredictor, records: WaitRecords, online: bool = False
+) -> list[PreparedWait]:
+    """Prepare every row in order; afterwards its session remembers the true duration, and nothing else does.
+
+    Args:
+        online: the predictor learns it too, as in a server, and so is another one when this returns.
+    """
+    if online:
+        return _prepare_and_observe(predictor, records)
     model = predictor.model_
     if not isinstance(model, StackedEstimator):
         return [predictor.prepare(wait) for wait in records.waits]
@@ -34,6 +42,16 @@ def prepare_all(predictor: DurationPredictor, records: WaitRecords) -> list[Prep
         seen.append(model.look(wait, history))
         history.add(seen[-1].call, log_duration, seen[-1].words)
     return list(model.finish(seen))
+
+
+def _prepare_and_observe(predictor: DurationPredictor, records: WaitRecords) -> list[PreparedWait]:
+    open_sessions: dict[str, SessionHistory] = {}
+    out: list[PreparedWait] = []
+    for at, wait in enumerate(records.waits):
+        history = open_sessions.setdefault(records.sessions[at], SessionHistory())
+        out.append(predictor.prepare(wait, history))
+        predictor.observe(out[-1], records.durations[at], history=history, censored=records.censored[at])
+    return out
 
 
 def prepare_plain(predictor: DurationPredictor, waits: Sequence[Wait]) -> list[PreparedWait]:
@@ -75,12 +93,12 @@ def detailed(
     return out
 
 
-def evaluate(predictor: DurationPredictor, records: WaitRecords) -> dict[str, Any]:
+def evaluate(predictor: DurationPredictor, records: WaitRecords, online: bool = False) -> dict[str, Any]:
     """Scores on the tool waits: overall, without history, of the means, per agent and per tool."""
     at = tool_rows(records)
-    prepared = prepare_all(predictor, records)
-    waits = [prepared[i] for i in at]
     plain = prepare_plain(predictor, [records.waits[i] for i in at])
+    prepared = prepare_all(predictor, records, online)
+    waits = [prepared[i] for i in at]
     actual = np.array(records.durations)[at]
     return {
         **score(actual, predictor.predict(waits)),

@@ -37,7 +37,7 @@ def mean_abs_log10_error(actual: np.ndarray, predicted: np.ndarray) -> float:
 def score(actual: np.ndarray, predicted: np.ndarray) -> dict[str, float | int]:
     """The three figures that every estimator is reported with."""
     return {
-        "pairwise_accuracy": round(pairwise_accuracy(actual, predicted), 4),
+        "pairwise_accuracy": round(float(pairwise_accuracy(actual, predicted)), 4),
         "mean_abs_log10_error": round(mean_abs_log10_error(actual, predicted), 4),
         "n": len(actual),
     }

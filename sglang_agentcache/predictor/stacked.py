@@ -60,7 +60,7 @@ class StackedWait:
 class StackedEstimator:
     """See the module; `fit`, `prepare`, `observe` are called by `DurationPredictor`."""
 
-    def __init__(self, n_trees: int = 200) -> None:
+    def __init__(self, n_trees: int = 120) -> None:
         self.n_trees = n_trees
         self.base_ = 0.0
         self.ridge_ = TermRidge()

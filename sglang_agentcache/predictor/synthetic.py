@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="directory of the artefact")
     parser.add_argument("--waits", type=int, default=40_000, help="generated waits (default: %(default)s)")
-    parser.add_argument("--trees", type=int, default=100, help="boosted trees (default: %(default)s)")
+    parser.add_argument("--trees", type=int, default=50, help="boosted trees (default: %(default)s)")
     args = parser.parse_args(argv)
     records = Generator().sessions(args.waits)
     predictor = DurationPredictor(n_trees=args.trees)

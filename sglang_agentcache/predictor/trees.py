@@ -26,7 +26,7 @@ class BoostedTrees:
     """
 
     def __init__(
-        self, n_trees: int = 200, learning_rate: float = 0.08, max_leaves: int = 31, min_leaf: int = 40
+        self, n_trees: int = 120, learning_rate: float = 0.12, max_leaves: int = 31, min_leaf: int = 40
     ):
         self.n_trees = n_trees
         self.learning_rate = learning_rate
