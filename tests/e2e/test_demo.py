@@ -71,7 +71,7 @@ def test_interruption_keeps_results_and_stops_the_server(
     command = [
         *(sys.executable, "-c", start + "from eval.__main__ import main; raise SystemExit(main())"),
         *("demo", "--generated", "--out", str(tmp_path), "--policies", "lru", "rr", "--port", str(port)),
-        *("--trajectories", "20", "--concurrency", "4", "--gap-scale", "0.1"),
+        *("--trajectories", "20", "--concurrency", "4", "--gap-scale", "0.1", "--pool-tokens", "9000"),
     ]
     requests = tmp_path / "lru" / "requests.jsonl"
     with subprocess.Popen(command, cwd=repository) as process:
