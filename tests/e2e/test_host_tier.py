@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 from tests.support.e2e_client import Client, random_tokens
 from tests.support.e2e_servers import WRITE_BACK, WRITE_THROUGH, Running, on
@@ -38,6 +39,18 @@ def test_completion_gives_the_device_back(server: Running, client: Client, rng: 
     answer = client.complete("one")
     assert answer["released_tokens"] == 1_001
     assert client.free_tokens() - free == 1_001
+
+
+def test_a_final_request_gives_the_device_back_though_its_backup_was_under_way(
+    server: Running, client: Client, rng: random.Random
+) -> None:
+    for turn in range(3):
+        free = client.free_tokens()
+        client.generate(random_tokens(rng, 3_000), f"final-{turn}", 2, hints={"final": True})
+        deadline = time.monotonic() + 20
+        while client.free_tokens() != free and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert client.free_tokens() == free
 
 
 def test_many_agents_take_turns_under_pressure(server: Running, client: Client, rng: random.Random) -> None:

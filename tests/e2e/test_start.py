@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from eval.counters import agentcache_states
 from tests.support.e2e_client import Client
 from tests.support.e2e_servers import LRU, PLUGIN, RR, RR_PAGE_16, STOCK, WRITE_THROUGH, Running, on
 
 IN_FORCE = "agentcache: policy="
+SETTINGS = {
+    RR: {"policy": "rr", "chunk_tokens": 1024, "visit": "chunk", "tree_core": "RustUnifiedTreeCore"},
+    LRU: {"policy": "lru", "chunk_tokens": None, "visit": None, "tree_core": "RustUnifiedTreeCore"},
+    PLUGIN: {"policy": "rr", "chunk_tokens": 512, "visit": "leaf", "tree_core": "UnifiedTreeCore"},
+}
 
 
 @on(RR, RR_PAGE_16, LRU, PLUGIN, WRITE_THROUGH)
@@ -24,19 +27,9 @@ def test_the_log_says_once_what_is_in_force(server: Running, client: Client) -> 
     assert "impl=AgentRadixCache" in server.start_log
 
 
-@pytest.mark.parametrize(
-    ("server", "expected"),
-    [
-        (RR, {"policy": "rr", "chunk_tokens": 1024, "visit": "chunk", "tree_core": "RustUnifiedTreeCore"}),
-        (LRU, {"policy": "lru", "chunk_tokens": None, "visit": None, "tree_core": "RustUnifiedTreeCore"}),
-        (PLUGIN, {"policy": "rr", "chunk_tokens": 512, "visit": "leaf", "tree_core": "UnifiedTreeCore"}),
-    ],
-    indirect=["server"],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_server_info_says_what_is_in_force(
-    server: Running, client: Client, expected: dict[str, object]
-) -> None:
+@on(RR, LRU, PLUGIN)
+def test_server_info_says_what_is_in_force(server: Running, client: Client) -> None:
+    expected = SETTINGS[server.config]
     state = client.state()
     assert state["page_size"] == server.config.page_size
     assert {key: state[key] for key in expected} == expected

@@ -138,7 +138,7 @@ def test_disconnects_and_completions_while_requests_are_retracted(
     prompts = [random_tokens(rng, 60) for _ in range(8)]
 
     def leave_early(agent: int) -> None:
-        with client.streaming(prompts[agent], f"agent-{agent}", 1_200, overcommit=True) as stream:
+        with client.streaming(prompts[agent], f"agent-{agent}", 450, overcommit=True) as stream:
             for count, _event in enumerate(stream):
                 if count == 100 and agent % 2:
                     client.complete(f"agent-{agent}")
