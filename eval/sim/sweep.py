@@ -19,6 +19,7 @@ from eval import records, regime, summary
 from eval.counters import Counters
 from eval.records import RequestRecord
 from eval.sim.cost import CostModel
+from eval.sim.names import file_stem
 from eval.sim.simulation import Outcome, Run, Simulation
 from eval.summary import Row
 from eval.trace import Trajectory
@@ -47,16 +48,13 @@ class Sweep:
         return sum(sizes[run.seed] for run in self.runs)
 
 
-def file_stem(run: Run) -> str:
-    """Name of a run's files."""
-    policy = "".join(letter if letter.isalnum() or letter in "+-." else "_" for letter in run.baseline.label)
-    return f"{policy}.{run.settings.schedule}.c{run.concurrency}.s{run.seed}"
+def _stem(run: Run) -> str:
+    return file_stem(run.baseline.label, run.settings.schedule, run.concurrency, run.seed)
 
 
 def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
     """One run as a row: what `eval.summary` defines, and what only a simulator can say."""
     served = [record for record in outcome.requests if record.error is None]
-    useful = sum(record.prompt_tokens - record.history_tokens + record.output_tokens for record in served)
     result = summary.row(
         outcome.requests,
         outcome.session_s,
@@ -69,7 +67,7 @@ def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
         partial=not outcome.finished,
     )
     result |= {
-        "goodput_tok_s": round(useful / outcome.makespan_s, 3) if outcome.makespan_s else None,
+        "goodput_tok_s": goodput(served),
         "makespan_s": round(outcome.makespan_s, 6),
         "ttft_first_s": _ttft(served, first=True),
         "ttft_return_s": _ttft(served, first=False),
@@ -88,6 +86,21 @@ def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
     if outcome.requests:
         result["regime"] = regime.measure(outcome.requests, run.capacity_tokens).as_dict()
     return result
+
+
+def goodput(served: Sequence[RequestRecord]) -> float | None:
+    """Useful tokens a second: new prompt tokens and output, whatever was prefilled again not counted.
+
+    Measured while the loop is full, that is until the last trajectory has started; after that the load ebbs,
+    and a single long gap would decide. None if there was no such time.
+    """
+    full_s = max((record.sent_s for record in served if record.turn == 0), default=0.0)
+    useful = sum(
+        record.prompt_tokens - record.history_tokens + record.output_tokens
+        for record in served
+        if record.sent_s + (record.latency_s or 0.0) <= full_s
+    )
+    return round(useful / full_s, 3) if full_s else None
 
 
 def _ttft(served: Sequence[RequestRecord], first: bool) -> dict[str, float | None]:
@@ -117,7 +130,7 @@ def simulate(sweep: Sweep, index: int, progress: Any, stop: Any) -> Row:
     outcome = simulation.outcome
     with progress.get_lock():
         progress.value += counted % PROGRESS_REQUESTS
-    stem = file_stem(run)
+    stem = _stem(run)
     with (sweep.out / "requests" / f"{stem}.jsonl").open("wb") as file:
         file.writelines(records.encode(record) for record in outcome.requests)
     (sweep.out / "pressure" / f"{stem}.json").write_text(json.dumps(outcome.pressure) + "\n")
@@ -155,7 +168,7 @@ def run_all(sweep: Sweep, jobs: int) -> Iterator[list[Row]]:
     with tqdm(total=sweep.requests(), unit="req", unit_scale=True, file=sys.stderr, smoothing=0.1) as bar:
         if jobs == 1:
             for index in range(len(sweep.runs)):
-                bar.set_description(file_stem(sweep.runs[index]))
+                bar.set_description(_stem(sweep.runs[index]))
                 done[index] = simulate(sweep, index, _Bar(bar), stop)
                 yield [done[key] for key in sorted(done)]
                 if stop.value:

@@ -1,0 +1,1 @@
+"""From rows to sentences, tables, charts and one HTML page."""
