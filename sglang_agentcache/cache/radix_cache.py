@@ -325,7 +325,7 @@ class AgentRadixCache(UnifiedRadixCache):
             assert isinstance(victim, Trajectory)
             freed = self._cut(victim, tracker)
             if freed == 0:
-                self.table.park(victim)
+                self.table.park(victim, now)
                 continue
             self.policy.visited(victim, now)
             self.stats["tail_chunks"] += 1

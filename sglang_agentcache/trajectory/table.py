@@ -52,11 +52,13 @@ class Branch:
         "tokens",
         "touched",
         "trajectory",
+        "trimmed",
     )
 
     def __init__(self, trajectory: Trajectory, touched: int) -> None:
         self.trajectory = trajectory
         self.touched = touched
+        self.trimmed = False
         self.tail: NodeId | None = None
         self.resident_tokens = 0
         self.history_tokens = 0
@@ -152,8 +154,9 @@ class TrajectoryTable:
         self._by_key: dict[TrajectoryKey, Trajectory] = {}
         self._idle: OrderedDict[int, Trajectory] = OrderedDict()
         self._quiet: OrderedDict[int, Trajectory] = OrderedDict()
-        self._tails: dict[NodeId, list[Branch]] = {}
-        self._prompts: dict[NodeId, list[Branch]] = {}
+        # Branches by node; dicts for their order and fast removal: a common prefix has very many.
+        self._tails: dict[NodeId, dict[Branch, None]] = {}
+        self._prompts: dict[NodeId, dict[Branch, None]] = {}
         self.superseded: OrderedDict[NodeId, Trajectory] = OrderedDict()
         for trajectory in active.values():
             trajectory.branches.clear()
@@ -296,7 +299,7 @@ class TrajectoryTable:
         continued.history_tokens = max(
             history_tokens, path[-1].end, 0 if rewrites else continued.history_tokens
         )
-        continued.tokens = tokens
+        continued.tokens, continued.trimmed = tokens, False
         continued.prompt_tokens = len(prompt)
         continued.probe = array("q", prompt[-PROBE_TOKENS:])
         # What a continuation must hit: all that is resident, or if that is more, the prompt.
@@ -362,7 +365,7 @@ class TrajectoryTable:
         return node in self._tails or node in self._prompts or node in self.superseded
 
     def branches_at(self, node: NodeId) -> Sequence[Branch]:
-        return self._tails.get(node, ())
+        return tuple(self._tails.get(node, ()))
 
     def private_to(self, node: NodeId, trajectory: Trajectory) -> bool:
         """Whether no other trajectory's resident history ends at this leaf."""
@@ -382,9 +385,10 @@ class TrajectoryTable:
         for branch in self._tails.pop(node, ()):
             branch.tail = parent
             branch.resident_tokens = resident_tokens
+            branch.trimmed = True
             branch.forget_tokens()
             if parent is not None:
-                self._tails.setdefault(parent, []).append(branch)
+                self._tails.setdefault(parent, {})[branch] = None
             trajectory = branch.trajectory
             if parent is None and not trajectory.requests:
                 self._turn_quiet(trajectory, now)
@@ -400,27 +404,37 @@ class TrajectoryTable:
     def trimmed(self, branch: Branch, node: NodeId, resident_tokens: int) -> None:
         """A branch's tail has been split: its resident history is about to end at `node`."""
         self._unlink(branch)
-        branch.tail, branch.resident_tokens = node, resident_tokens
+        branch.tail, branch.resident_tokens, branch.trimmed = node, resident_tokens, True
         branch.forget_tokens()
         self._link(branch)
 
-    def park(self, trajectory: Trajectory) -> None:
-        """An idle trajectory has nothing private to give; it rejoins the order when it has again."""
+    def park(self, trajectory: Trajectory, now: float) -> None:
+        """An idle trajectory has nothing private to give; it rejoins the order when it has again.
+
+        One that was trimmed down to what others use too is as quiet as one of which nothing is resident:
+        a common prefix would otherwise keep every trajectory that ever began with it.
+        """
         trajectory.parked = True
         if self.policy is not None:
             self.policy.leave(trajectory)
+        if all(branch.trimmed for branch in trajectory.branches):
+            self._quiet[trajectory.serial] = trajectory
+            self._purge_quiet(now)
 
     def unpark(self, node: NodeId) -> None:
         """What kept the trajectories that end here from giving their tails may have gone: they rejoin.
 
         Told when another tail leaves the node, its last child is evicted, or its last lock is returned.
         """
-        for branch in self._tails.get(node, ()):
-            trajectory = branch.trajectory
-            if trajectory.parked and not trajectory.requests and self.private_to(node, trajectory):
-                trajectory.parked = False
-                if self.policy is not None:
-                    self.policy.join(trajectory, trajectory.idle_since)
+        branch = next(iter(self._tails.get(node, ())), None)
+        if branch is None:
+            return
+        trajectory = branch.trajectory
+        if trajectory.parked and not trajectory.requests and self.private_to(node, trajectory):
+            trajectory.parked = False
+            self._quiet.pop(trajectory.serial, None)
+            if self.policy is not None:
+                self.policy.join(trajectory, trajectory.idle_since)
 
     # ---- inside ----
 
@@ -469,17 +483,17 @@ class TrajectoryTable:
 
     def _link(self, branch: Branch) -> None:
         if branch.tail is not None:
-            self._tails.setdefault(branch.tail, []).append(branch)
+            self._tails.setdefault(branch.tail, {})[branch] = None
         if branch.prompt_node is not None and branch.prompt_node != branch.tail:
-            self._prompts.setdefault(branch.prompt_node, []).append(branch)
+            self._prompts.setdefault(branch.prompt_node, {})[branch] = None
 
     def _unlink(self, branch: Branch) -> None:
         for index, node in ((self._tails, branch.tail), (self._prompts, branch.prompt_node)):
             if node is None:
                 continue
-            at_node = index.get(node, [])
+            at_node = index.get(node, {})
             if branch in at_node:
-                at_node.remove(branch)
+                del at_node[branch]
                 if not at_node:
                     del index[node]
         if branch.tail is not None:

@@ -139,7 +139,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert len(prompt) < len(tokens) and tokens[:resident] == prompt[:resident]
                 assert tokens[: len(prompt)][-PROBE_TOKENS:] == prompt[-PROBE_TOKENS:]
                 return owner
-            if 0 < cut and len(prompt) < len(tokens) and tokens[: len(prompt)] == prompt:
+            if len(prompt) < len(tokens) and tokens[: len(prompt)] == prompt:
                 extended.append(owner)
         assert entry not in [owner.table_entry for owner in idle]
         if len(extended) == 1:
