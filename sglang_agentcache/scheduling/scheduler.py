@@ -64,12 +64,16 @@ class AgentScheduler(Scheduler):
             self.agent_cache.request_left(req.rid)
 
     def on_idle(self) -> None:
+        cache = self.agent_cache
+        if cache is not None and self.is_fully_idle():
+            # None is in flight: what the table still thinks active left by a way it was not told of.
+            for rid in cache.table.requests_in_flight():
+                cache.stats["requests_lost_track_of"] += 1
+                cache.request_left(rid)
+            # Nothing else would free what a host backup held locked when its trajectory completed. Before the
+            # superclass, which may sleep until the next request.
+            cache._drain_deferred()
         super().on_idle()
-        # No request is in flight: whatever the table still thinks active left by a way it was not told of.
-        if self.agent_cache is not None and self.is_fully_idle():
-            for rid in self.agent_cache.table.requests_in_flight():
-                self.agent_cache.stats["requests_lost_track_of"] += 1
-                self.agent_cache.request_left(rid)
 
     def close_session(self, recv_req: CloseSessionReqInput) -> None:
         super().close_session(recv_req)

@@ -142,7 +142,7 @@ def test_disconnects_and_completions_while_requests_are_retracted(
             for count, _event in enumerate(stream):
                 if count == 100 and agent % 2:
                     client.complete(f"agent-{agent}")
-                if count > 250 + 60 * agent:
+                if count > 330 + 10 * agent:
                     return
 
     before = server.log_text().count("Retract requests")
