@@ -11,9 +11,10 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import replace as replace_fields
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -40,9 +41,18 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 
+    from sglang_agentcache.predictor.tool_calls import ToolCall
+
 FULL = ComponentType.FULL
 
 Tracker = dict[ComponentType, int]
+
+WEAK_SOURCES = frozenset({"header", "prompt-cache-key", "anthropic-user"})
+"""Ids that clients send for other purposes too (`serving.carriers`)."""
+
+SLIVER = 8
+"""A chunk that is nearly full is not filled by splitting a further leaf for less than this fraction of it:
+the split would cost more than it frees, and leave a sliver of a node behind."""
 
 
 class Released(NamedTuple):
@@ -72,6 +82,8 @@ class AgentRadixCache(UnifiedRadixCache):
         self.policy = config.make_policy()
         self.table = TrajectoryTable(self.policy, config.max_trajectories, config.forget_after_s)
         self.stats: Counter[str] = Counter()
+        self.tool_calls_of: Callable[[Req], tuple[ToolCall, ...] | None] | None = None
+        """Reads the tool calls off a finished request's output; None: only what clients declare is known."""
         self._final_requests: set[str] = set()
         self._in_flight: dict[str, Req] = {}
         self._deferred: OrderedDict[NodeId, None] = OrderedDict()
@@ -122,9 +134,9 @@ class AgentRadixCache(UnifiedRadixCache):
         )
         now = self.clock.now()
         key, source = found.key, found.source
-        if key is None:
+        earlier = self._continued_by(req) if key is None or source in WEAK_SOURCES else None
+        if key is None or (source in WEAK_SOURCES and self._contradicts(key, earlier)):
             source = "lineage"
-            earlier = self._continued_by(req)
             key = earlier.key if earlier is not None else None
         self.table.begin(
             key,
@@ -137,7 +149,8 @@ class AgentRadixCache(UnifiedRadixCache):
         )
         self._in_flight[req.rid] = req
         self.stats[f"requests_by_source.{source}"] += 1
-        if found.hints.final:
+        # Parallel sampling sends a copy ahead that only warms the prefix, with the same hints.
+        if found.hints.final and req.sampling_params.max_new_tokens != 0:
             self._final_requests.add(req.rid)
 
     def request_left(self, rid: str) -> None:
@@ -174,7 +187,27 @@ class AgentRadixCache(UnifiedRadixCache):
             return
         self._record(trajectory, req)
         if req.finished():
+            self._note_tool_calls(trajectory, req)
             self._leave(req.rid)
+
+    def _note_tool_calls(self, trajectory: Trajectory, req: Req) -> None:
+        """What the trajectory waits for now, if its client did not say and its output shows it."""
+        hints = trajectory.hints
+        if self.tool_calls_of is None or hints.tool_calls is not None:
+            return
+        if not isinstance(req.finished_reason, FINISH_ABORT):
+            trajectory.hints = replace(hints, tool_calls=self.tool_calls_of(req))
+
+    def _contradicts(self, key: identity.TrajectoryKey, continued: Trajectory | None) -> bool:
+        """Whether a request can hardly belong to the trajectory that a vague id names.
+
+        Some ids name a user or an application. They are believed as long as requests under them follow one
+        another; one that comes in between, or continues something else, is told by its lineage.
+        """
+        named = self.table.get(key)
+        if named is None or named is continued:
+            return False
+        return bool(named.requests) or named.resident_tokens > 0
 
     def complete(self, key: identity.TrajectoryKey) -> Released | None:
         """No further request of this trajectory will come.
@@ -259,6 +292,7 @@ class AgentRadixCache(UnifiedRadixCache):
                 return size - self._component_available_size(component)
             return request_by_type[FULL] - tracker[FULL]
 
+        already = tracker[FULL]
         self._drain_deferred()
         if missing() > 0:
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
@@ -273,6 +307,7 @@ class AgentRadixCache(UnifiedRadixCache):
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
                 self._evict_active(enough, tracker)
             self._counted("last_resort_tokens", tracker, by_sglang)
+        self.policy.evicted(tracker[FULL] - already, self.token_to_kv_pool_allocator.size, self.clock.now())
 
     @contextmanager
     def _until_freed(
@@ -318,6 +353,7 @@ class AgentRadixCache(UnifiedRadixCache):
     def _evict_idle(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         assert self.policy is not None
         now = self.clock.now()
+        self.policy.begin_eviction(now)
         while not enough():
             victim = self.policy.victim(now)
             if victim is None:
@@ -354,35 +390,43 @@ class AgentRadixCache(UnifiedRadixCache):
         chunk = self.agent_config.chunk_tokens
         before = tracker[FULL]
         for branch in list(trajectory.branches):
-            while branch.tail is not None:
-                freed = tracker[FULL] - before
-                if chunk and freed and chunk - freed < self.page_size:
-                    return freed
-                if not self._cut_leaf(branch, chunk - freed if chunk else None, tracker):
+            if branch.tail is None:
+                continue
+            for step in self.tails.free_leaves(branch.tail):
+                budget = chunk - (tracker[FULL] - before) if chunk else None
+                if not self.table.private_to(step.node_id, trajectory):
                     break
+                if not self._cut_leaf(branch, step, budget, tracker):
+                    return tracker[FULL] - before
                 if self.agent_config.visit == "leaf":
                     return tracker[FULL] - before
         return tracker[FULL] - before
 
-    def _cut_leaf(self, branch: Branch, budget: int | None, tracker: Tracker) -> bool:
+    def _cut_leaf(
+        self, branch: Branch, step: TreePathNodeInfo, budget: int | None, tracker: Tracker
+    ) -> bool:
         """Drop the leaf a branch ends at, or its last `budget` tokens if it is longer.
 
+        Args:
+            budget: tokens left of the chunk; None for no limit.
+
         Returns:
-            False if the leaf is shared, locked or no leaf.
+            whether the chunk goes on with the next leaf.
         """
-        assert branch.tail is not None
-        step = next(self.tails.free_leaves(branch.tail), None)
-        if step is None or not self.table.private_to(step.node_id, branch.trajectory):
+        if budget is None or step.path_end - step.path_start <= budget:
+            return self._evict_leaf(step, tracker) > 0
+        # A page boundary, so that no page is freed that is half alive.
+        keep = -(-(step.path_end - budget) // self.page_size) * self.page_size
+        cut = step.path_end - keep
+        chunk = self.agent_config.chunk_tokens
+        if cut <= 0 or (budget < chunk and cut < chunk // SLIVER):
             return False
-        if budget is not None and budget < step.path_end - step.path_start:
-            keep = -(-(step.path_end - budget) // self.page_size) * self.page_size
-            if keep < step.path_end:
-                prefix = self._split(branch, keep)
-                if prefix is None:
-                    return False
-                self.table.trimmed(branch, prefix, keep)
-                step = replace(step, parent_id=prefix, path_start=keep, full_value_len=step.path_end - keep)
-        return self._evict_leaf(step, tracker) > 0
+        prefix = self._split(branch, keep)
+        if prefix is not None:
+            self.table.trimmed(branch, prefix, keep)
+            suffix = replace_fields(step, parent_id=prefix, path_start=keep, full_value_len=step.path_end - keep)
+            self._evict_leaf(suffix, tracker)
+        return False
 
     def _split(self, branch: Branch, at: int) -> NodeId | None:
         """Split the branch's tail at a page boundary; the suffix keeps the node's id (Unified*TreeCore).

@@ -8,7 +8,7 @@ superseded histories never reach a policy: they go before it is asked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class IdleTrajectory(Protocol):
@@ -17,6 +17,13 @@ class IdleTrajectory(Protocol):
     Token counts are in the tree's units; they change while the trajectory is idle, so a policy reads
     them when it orders, not when the trajectory joins.
     """
+
+    memo: Any
+    """The policy's own notes on this trajectory; lives as long as it does. None until the policy writes it."""
+
+    @property
+    def hints(self) -> Any:
+        """What its last request said or showed (`serving.hints.Hints`): the tool calls it waits for."""
 
     @property
     def serial(self) -> int:
@@ -66,8 +73,14 @@ class EvictionPolicy(ABC):
     def __len__(self) -> int:
         """Number of joined trajectories."""
 
-    def returned(self, idle_s: float) -> None:
-        """A trajectory has come back after `idle_s` seconds of idleness."""
+    def begin_eviction(self, now: float) -> None:
+        """Victims are about to be asked for, up to one shortfall's worth."""
+
+    def evicted(self, tokens: int, capacity_tokens: int, now: float) -> None:
+        """An eviction has freed `tokens` of a pool of `capacity_tokens`, by whatever order."""
+
+    def returned(self, trajectory: IdleTrajectory, idle_s: float) -> None:
+        """A trajectory has come back after `idle_s` seconds of idleness; its `hints` are still the old ones."""
 
     def completion_signalled(self) -> None:
         """A client has said that a trajectory is complete."""

@@ -72,7 +72,7 @@ class RoundRobin(EvictionPolicy):
     def __len__(self) -> int:
         return len(self._tier_of)
 
-    def returned(self, idle_s: float) -> None:
+    def returned(self, trajectory: IdleTrajectory, idle_s: float) -> None:
         log_gap = math.log(max(idle_s, SHORTEST_GAP_S))
         self._gaps += 1
         self._log_gap += (log_gap - self._log_gap) * max(GAP_MEMORY, 1.0 / self._gaps)

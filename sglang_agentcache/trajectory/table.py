@@ -87,6 +87,7 @@ class Trajectory:
         "idle_since",
         "interleaves",
         "key",
+        "memo",
         "parent",
         "parked",
         "requests",
@@ -103,6 +104,7 @@ class Trajectory:
         self.branches: list[Branch] = []
         self.idle_since = 0.0
         self.hints: Any = None
+        self.memo: Any = None
         self.closing = False
         self.parked = False
         self.interleaves = False
@@ -139,6 +141,8 @@ class TrajectoryTable:
 
     def __init__(self, policy: EvictionPolicy | None, max_trajectories: int, forget_after_s: float) -> None:
         self.policy = policy
+        self.on_return: Callable[[Trajectory, float], None] | None = None
+        """Told of every trajectory that comes back, with its idle seconds, while its hints are still the old ones."""
         self.max_trajectories = max_trajectories
         self.forget_after_s = forget_after_s
         self._next_serial = 0
@@ -209,8 +213,12 @@ class TrajectoryTable:
             self._make_room(now)
             trajectory = Trajectory(key, self._next_serial, source, parent)
             self._by_key[key] = trajectory
-        if not trajectory.requests and self._leave_idle(trajectory) and self.policy is not None:
-            self.policy.returned(now - trajectory.idle_since)
+        if not trajectory.requests and self._leave_idle(trajectory):
+            idle_s = now - trajectory.idle_since
+            if self.policy is not None:
+                self.policy.returned(trajectory, idle_s)
+            if self.on_return is not None:
+                self.on_return(trajectory, idle_s)
         trajectory.requests[rid] = self._next_serial
         if hints is not None:
             trajectory.hints = hints

@@ -42,7 +42,7 @@ def visits(policy: RoundRobin, count: int, now: float = 100.0) -> list[int]:
 def tiered(gap_s: float = 1.0) -> RoundRobin:
     policy = RoundRobin("on")
     for _ in range(GAPS_NEEDED):
-        policy.returned(gap_s)
+        policy.returned(None, gap_s)
     return policy
 
 
@@ -152,7 +152,7 @@ def test_a_tier_begins_where_the_constants_say(tier: int) -> None:
 def test_auto_ends_with_the_first_completion_signal() -> None:
     policy = RoundRobin()
     for _ in range(GAPS_NEEDED):
-        policy.returned(1.0)
+        policy.returned(None, 1.0)
     policy.join(Idle(0, 0.0), 0.0)
     policy.join(Idle(1, 1000.0), 1000.0)
     assert policy.tiered
@@ -167,7 +167,7 @@ def test_on_stays_on_and_off_stays_off() -> None:
     assert on.tiered
     off = RoundRobin("off")
     for _ in range(GAPS_NEEDED):
-        off.returned(1.0)
+        off.returned(None, 1.0)
     assert not off.tiered
 
 
@@ -176,16 +176,16 @@ def test_one_tier_until_enough_returns_were_seen() -> None:
     policy.join(Idle(0, 0.0), 0.0)
     policy.join(Idle(1, 1e6), 1e6)
     for _ in range(GAPS_NEEDED - 1):
-        policy.returned(1.0)
+        policy.returned(None, 1.0)
     assert visits(policy, 2, now=1e6) == [0, 1]
-    policy.returned(1.0)
+    policy.returned(None, 1.0)
     assert visits(policy, 2, now=1e6) == [0, 0]
 
 
 def test_the_typical_gap_is_a_geometric_mean_with_a_floor() -> None:
     policy = RoundRobin("on")
     for _ in range(GAPS_NEEDED):
-        policy.returned(0.0)
+        policy.returned(None, 0.0)
     limit = SHORTEST_GAP_S * FIRST_TIER_GAPS
     policy.join(Idle(0, 0.0), 0.0)
     policy.join(Idle(1, limit * 0.9), limit * 0.9)

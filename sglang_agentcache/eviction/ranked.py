@@ -1,0 +1,175 @@
+"""An order of idle trajectories by a number that changes as time passes.
+
+Shared by the policies that predict. The numbers of all joined trajectories are computed together (vectorised)
+at most once in `rebuild_interval` evictions, CacheWise's section 5.3; in between, only trajectories that join
+or lose a chunk are looked at again. So an eviction's own cost does not grow with the number of trajectories.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_agentcache.predictor.duration import ESTIMATORS, DurationPredictor, PreparedWait
+from sglang_agentcache.predictor.history import SessionHistory
+from sglang_agentcache.predictor.store import load, load_default
+from sglang_agentcache.predictor.tool_calls import ToolCall
+
+from .base import EvictionPolicy, IdleTrajectory
+
+logger = logging.getLogger(__name__)
+
+REBUILD_INTERVAL = 3
+"""CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
+
+
+class Memo:
+    """What a predicting policy keeps of one trajectory for as long as it lives."""
+
+    __slots__ = ("expected_s", "history", "version", "wait")
+
+    def __init__(self) -> None:
+        self.history = SessionHistory()
+        self.wait: PreparedWait | None = None
+        self.expected_s: float | None = None
+        self.version = 0
+
+
+class RankedPolicy(EvictionPolicy):
+    """The trajectory with the smallest `scores` goes first; ties go to the older trajectory.
+
+    Args:
+        estimator: "stacked" (ours) or "cachewise" (arXiv 2606.16824, section 5.2) where no artefact is given.
+        predictor: directory of a trained artefact; None takes the one shipped with the package.
+        rebuild_interval: evictions between two evaluations of all trajectories, at least 1.
+    """
+
+    def __init__(
+        self, estimator: str | None = None, predictor: str | None = None, rebuild_interval: int = REBUILD_INTERVAL
+    ) -> None:
+        if estimator is not None and estimator not in ESTIMATORS:
+            raise ValueError(f"'estimator' must be one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+        if isinstance(rebuild_interval, bool) or not isinstance(rebuild_interval, int) or rebuild_interval < 1:
+            raise ValueError(f"'rebuild_interval' must be an integer of at least 1, got {rebuild_interval!r}")
+        self.rebuild_interval = rebuild_interval
+        self.predictor = _load_predictor(estimator, predictor)
+        self._joined: dict[int, IdleTrajectory] = {}
+        self._heap: list[tuple[float, int, int]] = []
+        self._evictions = 0
+        self._fell_back = False
+
+    @abstractmethod
+    def scores(
+        self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float
+    ) -> np.ndarray:
+        """What each trajectory's next chunk is worth keeping, [n]; the smallest goes first."""
+
+    def join(self, trajectory: IdleTrajectory, now: float) -> None:
+        memo = _memo(trajectory)
+        hints = trajectory.hints
+        calls = getattr(hints, "tool_calls", None)
+        # None: nothing is known of the wait, so the prior of all tools; (): a person is waited for.
+        waits_for: object = ToolCall("") if calls is None else (tuple(calls) or None)
+        memo.wait = self.predictor.prepare(waits_for, memo.history)
+        memo.expected_s = getattr(hints, "expected_idle_s", None)
+        self._joined[trajectory.serial] = trajectory
+        self._rank([trajectory], now)
+
+    def leave(self, trajectory: IdleTrajectory) -> None:
+        self._joined.pop(trajectory.serial, None)
+
+    def victim(self, now: float) -> IdleTrajectory | None:
+        while self._heap:
+            _, serial, version = self._heap[0]
+            trajectory = self._joined.get(serial)
+            if trajectory is not None and _memo(trajectory).version == version:
+                return trajectory
+            heapq.heappop(self._heap)
+        return None
+
+    def visited(self, trajectory: IdleTrajectory, now: float) -> None:
+        if trajectory.serial in self._joined:
+            self._rank([trajectory], now)
+
+    def begin_eviction(self, now: float) -> None:
+        if self._evictions % self.rebuild_interval == 0:
+            self._heap.clear()
+            self._rank(list(self._joined.values()), now)
+        self._evictions += 1
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def returned(self, trajectory: IdleTrajectory, idle_s: float) -> None:
+        memo = _memo(trajectory)
+        if memo.wait is not None:
+            self.predictor.observe(memo.wait, idle_s, history=memo.history)
+
+    def remaining_s(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, horizon: float | None) -> Any:
+        """Expected idle time left in seconds, [n]; a client's own word counts until it has passed."""
+        left = self.predictor.expected_remaining(_waits(trajectories), elapsed_s, horizon)
+        said = _said_left(trajectories, elapsed_s)
+        return np.where(np.isnan(said), left, said)
+
+    def _rank(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
+        if not trajectories:
+            return
+        elapsed_s = np.array([max(0.0, now - trajectory.idle_since) for trajectory in trajectories])
+        try:
+            scores = self.scores(trajectories, elapsed_s, now)
+        except Exception:
+            # A wrong prediction may change the order, never stop an eviction: longest idle first.
+            if not self._fell_back:
+                logger.exception("agentcache: the predictor failed; longest idle goes first where it does")
+                self._fell_back = True
+            scores = -elapsed_s
+        for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
+            memo = _memo(trajectory)
+            memo.version += 1
+            entry = (score if math.isfinite(score) else 0.0, trajectory.serial, memo.version)
+            if len(trajectories) == 1:
+                heapq.heappush(self._heap, entry)
+            else:
+                self._heap.append(entry)
+        if len(trajectories) > 1:
+            heapq.heapify(self._heap)
+
+
+def _memo(trajectory: IdleTrajectory) -> Memo:
+    if trajectory.memo is None:
+        trajectory.memo = Memo()
+    memo = trajectory.memo
+    assert isinstance(memo, Memo)
+    return memo
+
+
+def _waits(trajectories: Sequence[IdleTrajectory]) -> list[PreparedWait | None]:
+    return [_memo(trajectory).wait for trajectory in trajectories]
+
+
+def _said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
+    """Seconds left by what clients said of their idle time; NaN where they said nothing or were wrong."""
+    said = np.array(
+        [math.nan if (expected := _memo(t).expected_s) is None else expected for t in trajectories], dtype=np.float64
+    )
+    left = said - elapsed_s
+    return np.where(left > 0, left, np.nan)
+
+
+def _load_predictor(estimator: str | None, directory: str | None) -> DurationPredictor:
+    if directory is not None:
+        predictor = load(Path(directory))
+        if estimator is not None and predictor.estimator != estimator:
+            raise ValueError(
+                f"'estimator' {estimator!r} is not that of the artefact in {directory} ({predictor.estimator!r})"
+            )
+        return predictor
+    predictor = load_default()
+    return predictor if estimator in (None, predictor.estimator) else DurationPredictor(estimator or "stacked")
