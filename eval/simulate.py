@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -170,6 +171,7 @@ def plan(args: argparse.Namespace) -> Sweep:
     shrink = scale_from(args, scale.Scale(human_cap_s=HUMAN_GAP_CAP_S))
     trajectories = {seed: list(scale.apply(load(args, seed), shrink)) for seed in seeds}
     for seed, items in trajectories.items():
+        random.Random(f"order:{seed}").shuffle(items)
         if not items:
             raise ValueError(f"no trajectory is left to simulate (seed {seed}); allow longer contexts")
     transfer = MODELS[args.model].kv_bytes / NETWORK_BYTES_S if not args.cost else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ class Run:
     concurrency: int
     capacity_tokens: int
     seed: int = 0
+    """Names the run; what depends on it (sample, order, drawn gaps) is in the trajectories."""
     completion: bool = True
     ramp_s: float = 0.0
     """The first agents start evenly spread over this time."""
@@ -83,7 +83,7 @@ class Simulation:
 
     Args:
         run: the parameters.
-        trajectories: scaled, every gap known; no context above what the pool can hold.
+        trajectories: scaled, every gap known, no context above what the pool can hold; started in this order.
         cost: step times, of the prefill server in PD.
         on_request: called with every answered request.
     """
@@ -97,11 +97,9 @@ class Simulation:
     ) -> None:
         self.outcome = Outcome()
         self._run, self._cost, self._on_request = run, cost, on_request
-        order = list(trajectories)
-        random.Random(f"order:{run.seed}").shuffle(order)
-        self._waiting = deque(order)
-        self._total = sum(len(item.turns) for item in order)
-        self._longest = max((item.peak_tokens for item in order), default=0)
+        self._waiting = deque(trajectories)
+        self._total = sum(len(item.turns) for item in trajectories)
+        self._longest = max((item.peak_tokens for item in trajectories), default=0)
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0

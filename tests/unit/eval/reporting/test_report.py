@@ -105,6 +105,17 @@ def test_a_simulated_folder_has_distributions_and_pressure(tmp_path: Path):
     assert "Memory pressure over time" in page and "Distributions at" in page
 
 
+def test_markdown_has_the_sentences_and_a_table_for_each_concurrency(folder: Path):
+    output = folder / "report.md"
+    assert main(["report", str(folder), "--markdown", str(output)]) == 0
+    text = output.read_text()
+    assert "better at 1 of 2 concurrencies (-40.0% at 8 agents)" in text
+    assert "#### 4 agents\n" in text and "#### 8 agents (active demand fits" in text
+    row = next(line for line in text.splitlines() if line.startswith("| rr |"))
+    header = next(line for line in text.splitlines() if line.startswith("| policy |"))
+    assert row.count("|") == header.count("|")
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [(None, "results.json"), ("[]", "no complete"), ("{", "rows"), ('[{"policy": 1}]', "rows")],
