@@ -376,6 +376,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.arrive(owner, owner.space, tokens, outputs, final % 16 == 0)
         self.to_the_end(self.live[-1], (None, 2)[pick % 2])
 
+    @precondition(lambda self: any(owner.history and not owner.anonymous for owner in self.oracle.owners))
+    @rule(pick=picks, cut=st.integers(0, 9), seed=seeds)
+    def compact(self, pick: int, cut: int, seed: int) -> None:
+        """A trajectory rewrites its history from some point on, and goes on from there."""
+        known = [owner for owner in self.oracle.owners if owner.history and not owner.closing and not owner.anonymous]
+        if known:
+            owner = known[pick % len(known)]
+            kept = owner.history[: len(owner.history) * cut // 10]
+            self.arrive(owner, owner.space, kept + [7, *self.words(seed, 3)], 1 + seed % 3, False)
+            self.to_the_end(self.live[-1], (None, 1)[seed % 2])
+
     # ---- requests leave otherwise ----
 
     def drop_prefilling(self, live: Live) -> None:
