@@ -17,6 +17,10 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
 )
 
 
+SWEEP_AT_LEAST = 1024
+"""Entries about host-only children before those of vanished nodes are looked for."""
+
+
 class TailReader:
     """Paths, locks and leaves of one tree core.
 
@@ -30,6 +34,7 @@ class TailReader:
         self._anchors: Counter[NodeId] = Counter()
         self._host_anchors: Counter[NodeId] = Counter()
         self._demoted: dict[NodeId, set[NodeId]] = {}
+        self._sweep_at = SWEEP_AT_LEAST
 
     def clear(self) -> None:
         """The tree has been reset."""
@@ -102,6 +107,10 @@ class TailReader:
         """With a host tier: this leaf has left the device and may live on as a host-only child."""
         if self._core.enable_hicache:
             self._demoted.setdefault(step.parent_id, set()).add(step.node_id)
+            if len(self._demoted) > self._sweep_at:
+                for parent in list(self._demoted):
+                    self._host_only_children(parent)
+                self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._demoted))
 
     def _is_free_leaf(self, step: TreePathNodeInfo, evicted_children: int) -> bool:
         if step.full_value_len is None or self.is_locked(step.node_id):

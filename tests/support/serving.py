@@ -98,6 +98,7 @@ class Server:
             tree_components=(ComponentType.FULL,),
             tree_core_backend=core,
         )
+        self.params = params
         self.cache: Any
         if config is None:
             self.cache = UnifiedRadixCache(params)
