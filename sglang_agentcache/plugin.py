@@ -35,7 +35,7 @@ def activate() -> None:
 
     add_radix_eviction_policy_choices(sorted(POLICIES.keys() - set(RADIX_EVICTION_POLICY_CHOICES)))
 
-    from sglang_agentcache import patches
+    import sglang_agentcache.patches as patches
 
     launcher = multiprocessing.parent_process() is None
     runs_scheduler = patches.runs_scheduler()

@@ -52,7 +52,7 @@ def create_agent_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     def cache_class(params: CacheInitParams) -> AgentRadixCache:
         return AgentRadixCache(params, config, clock)
 
-    cache: Any = create_unified_radix_cache(ctx, cache_class=cache_class)  # type: ignore[arg-type]
+    cache: Any = create_unified_radix_cache(ctx, cache_class=cache_class)
     logger.info(
         "agentcache: policy=%s chunk_tokens=%s visit=%s tree_core=%s page_size=%d trajectories from %s",
         config.policy,

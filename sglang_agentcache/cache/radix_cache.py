@@ -183,7 +183,8 @@ class AgentRadixCache(UnifiedRadixCache):
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         trajectory = self.table.of_request(req.rid)
-        if trajectory is None or self._in_flight.get(req.rid) is not req:
+        known: object = self._in_flight.get(req.rid)
+        if trajectory is None or known is not req:
             return
         self._record(trajectory, req)
         if req.finished():

@@ -16,7 +16,6 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
     UnifiedTreeCoreInterface,
 )
 
-
 SWEEP_AT_LEAST = 1024
 """Entries about host-only children before those of vanished nodes are looked for."""
 
