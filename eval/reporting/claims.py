@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.reporting.results import BY_TITLE, Cell, Metric, Results
-from sglang_agentcache.eviction import POLICIES
 
 RR_EVICT = "RR-EVICT (arXiv 2609.32278)"
 CACHEWISE = "CacheWise (arXiv 2606.16824)"
@@ -116,7 +115,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 "CacheWise* (true durations): session completion against vLLM, 6.2",
                 "about CacheWise's",
                 _SESSION,
-                ("oracle", PREFIX_AWARE),
+                ("predictive+truth", PREFIX_AWARE),
                 ("lru", "fcfs"),
                 True,
             ),
@@ -128,12 +127,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 
 
 def arguments(experiment: Experiment) -> list[str]:
-    """Its arguments, with the policies that this checkout has where the experiment does not name them."""
+    """Its arguments; where it names no policies, those that CacheWise and we are about."""
     given = experiment.arguments.split()
     if "--policies" not in given:
-        wanted = ("lru", "infercept", "rr", "predictive", "convex", "oracle")
-        known = [name for name in wanted if name in POLICIES or name not in ("predictive", "convex")]
-        given += ["--policies", ",".join(known)]
+        given += ["--policies", "lru,infercept,rr,predictive,convex,predictive+truth,oracle"]
     return given
 
 

@@ -20,8 +20,8 @@ TIE = 0.005
 """Differences below this share are called equal."""
 LARGE = 4.0
 """Changes above this share are given as a factor."""
-UNREACHABLE = ("oracle",)
-"""Knows the future: a bound, not a candidate."""
+UNREACHABLE = ("oracle", "predictive+truth", "convex+truth")
+"""Know the future: bounds, not candidates."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from sglang_agentcache.eviction import POLICIES, EvictionPolicy, IdleTrajectory
+from sglang_agentcache.eviction.ranked import RankedPolicy
 
 OPTION_SEPARATOR = ":"
 
@@ -114,6 +115,7 @@ class Baseline:
         stock: SGLang's own cache class, which knows no trajectories and no completion.
         completion: whether the clients say that a trajectory is over; None leaves it to the run.
         session_references: SGLang's `--enable-session-radix-cache` (Python tree core).
+        truth: clients say how long each tool will take (CacheWise*, 6.1).
     """
 
     label: str
@@ -122,6 +124,7 @@ class Baseline:
     stock: bool = False
     completion: bool | None = None
     session_references: bool = False
+    truth: bool = False
 
 
 _NAMED = {
@@ -140,6 +143,12 @@ _NAMED = {
         Baseline("oracle", "oracle"),
     )
 }
+_NAMED |= {
+    f"{name}+truth": Baseline(f"{name}+truth", name, truth=True)
+    for name, policy in POLICIES.items()
+    if issubclass(policy, RankedPolicy)
+}
+"""A predicting policy with a perfect predictor."""
 
 
 def names() -> tuple[str, ...]:

@@ -220,9 +220,7 @@ class Simulation:
     def _request(self, agent: _Agent, prompt: Any) -> Req:
         trajectory, index = agent.trajectory, agent.turn
         output = trajectory.turns[index].output_tokens
-        payload = hint(trajectory, index, oracle=True)
-        if not self._completion:
-            payload["agentcache"]["final"] = False
+        payload = self._hints(trajectory, index)
         wanted = self._run.max_new_tokens or output
         req = Req(
             rid=f"{trajectory.trajectory_id}/{index}",
@@ -239,6 +237,17 @@ class Simulation:
         req.agent_output_tokens = output
         req.agent = agent
         return req
+
+    def _hints(self, trajectory: Trajectory, index: int) -> dict[str, Any]:
+        """What the server knows of the request: as a client sends it, or as it reads it off the answer."""
+        payload = hint(trajectory, index, oracle=self._run.baseline.truth)
+        said = payload["agentcache"]
+        if index + 1 < len(trajectory.turns) and trajectory.turns[index + 1].kind == "user":
+            # The answer holds no tool call.
+            said["tool_calls"] = []
+        if not self._completion:
+            said["final"] = False
+        return payload
 
     def _prefilled(self, req: Req) -> bool:
         """A request's prompt is through and its next token is there; whether it stays on this server."""

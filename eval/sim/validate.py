@@ -1,8 +1,10 @@
 """Checks the simulator against the real server: ``python -m eval.sim.validate --out DIR``.
 
-Both replay the same small workload: SGLang's server on the CPU over HTTP in real time, the simulator with the
-step times measured on that server. Compares the uncached tokens per request and the order of the policies by
-P99 TTFT. An otherwise idle machine is needed for the times; the tokens depend on them only a little.
+Both replay the same small workload: SGLang's server on the CPU over HTTP in real time, the simulator with
+step times measured on that server. These are in proportion as probed before the replay, scaled by one factor
+so that the mean latency is that of the replay (a machine that does other work as well is slower than its
+probe). Tokens are not fitted. Compares the uncached tokens per request, and the order of the policies by P99
+TTFT.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ CHUNK_TOKENS = 64
 """1,024 at the same scale."""
 TOLERANCE = 0.05
 RAMP_S = 5.0
+SLOWEST = (0.25, 32.0)
+"""Range of the factor on probed step times."""
+FIT_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,22 @@ def agreements(server: Sequence[RequestRecord], simulated: Sequence[RequestRecor
     ]
 
 
-def coefficients(speed: calibrate.Speed) -> Coefficients:
+def coefficients(speed: calibrate.Speed, factor: float = 1.0) -> Coefficients:
     """Step times from a probe: a cached prompt costs the fixed part, the rest grows with its tokens."""
     per_token = max(0.0, speed.cold_s - speed.cached_s) / speed.prompt_tokens
     # About half of the fixed part is spent outside the scheduler (HTTP, tokenizer process, streaming).
     fixed = speed.cached_s / 2
     return Coefficients(
-        prefill_step_s=fixed, prefill_token_s=per_token, decode_step_s=speed.decode_step_s, request_s=fixed
+        prefill_step_s=fixed * factor,
+        prefill_token_s=per_token * factor,
+        decode_step_s=speed.decode_step_s * factor,
+        request_s=fixed * factor,
     )
+
+
+def mean_latency(requests: Sequence[RequestRecord]) -> float:
+    """Seconds."""
+    return float(np.mean([item.latency_s for item in requests if item.latency_s is not None]))
 
 
 def p99_ttft(requests: Sequence[RequestRecord]) -> float:
@@ -108,11 +121,23 @@ class Validation:
             outcome = replay(config, self._items, self._out / f"{name}.jsonl", name)
         return outcome.requests, speed
 
-    def simulate(self, name: str, speed: calibrate.Speed) -> list[RequestRecord]:
-        """The same in virtual time."""
+    def simulate(self, name: str, speed: calibrate.Speed, factor: float) -> list[RequestRecord]:
+        """The same in virtual time, with step times ``factor`` times those probed."""
         label = name if POLICIES[name].config is None else f"{name}:chunk_tokens={CHUNK_TOKENS}"
         run = Run(baseline(label), self._concurrency, self._pool, ramp_s=RAMP_S, check=True)
-        return Simulation(run, self._items, MeasuredCost(coefficients(speed))).run().requests
+        return Simulation(run, self._items, MeasuredCost(coefficients(speed, factor))).run().requests
+
+    def fit(self, name: str, speed: calibrate.Speed, latency_s: float) -> tuple[float, list[RequestRecord]]:
+        """The factor at which the simulated mean latency is ``latency_s``, and that simulation (bisection)."""
+        low, high = SLOWEST
+        for _ in range(FIT_STEPS):
+            factor = (low * high) ** 0.5
+            requests = self.simulate(name, speed, factor)
+            if mean_latency(requests) < latency_s:
+                low = factor
+            else:
+                high = factor
+        return factor, requests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     good = True
     for name in args.policies.split(","):
         server, speed = validation.measure(name)
-        simulated = validation.simulate(name, speed)
+        factor, simulated = validation.fit(name, speed, mean_latency(server))
         found = agreements(server, simulated)
         orders.append((p99_ttft(server), p99_ttft(simulated), name))
         for item in found:
@@ -150,7 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             values = f"{item.server:8.1f} {item.simulator:8.1f} {item.error:7.2%}"
             print(f"{name:16s} uncached {item.statistic:5s} {values}")
         print(f"{name:16s} P99 TTFT s     {orders[-1][0]:8.3f} {orders[-1][1]:8.3f}")
+        print(f"{name:16s} steps took {factor:.2f} times as long as probed", flush=True)
         report[name] = {
+            "factor": factor,
             "uncached": [asdict(item) for item in found],
             "p99_ttft_s": {"server": orders[-1][0], "simulator": orders[-1][1]},
             "speed": asdict(speed),

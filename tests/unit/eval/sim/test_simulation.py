@@ -101,6 +101,23 @@ def test_completion_releases_at_once(tau, simulate):
     assert simulate("rr+tiers", tau, 4, enough).released_tokens == 0
 
 
+def test_only_truth_policies_hear_how_long_a_tool_takes(tau, tau_pool, simulate, monkeypatch):
+    from sglang_agentcache.cache.radix_cache import AgentRadixCache
+
+    said: list[object] = []
+    arrived = AgentRadixCache.request_arrived
+
+    def listen(self, req):
+        said.append(req.sampling_params.custom_params["agentcache"].get("expected_idle_s"))
+        arrived(self, req)
+
+    monkeypatch.setattr(AgentRadixCache, "request_arrived", listen)
+    simulate("predictive", tau, 12, tau_pool)
+    assert set(said) == {None}
+    simulate("predictive+truth", tau, 12, tau_pool)
+    assert set(said) != {None}
+
+
 def test_long_prompts_are_chunked_and_cost_the_same_tokens(tau, tau_pool, simulate):
     enough = sum(item.peak_tokens for item in tau) * 2
     whole = simulate("lru", tau, 12, enough)
