@@ -13,7 +13,7 @@ STAMP := $(VENV)/.cpu-set-$(KEY)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak
+.PHONY: help setup demo test lint bench soak paper
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -41,3 +41,6 @@ bench: setup ## time of one eviction against stock LRU, from 10 to 10,000 idle t
 
 soak: setup ## the state machine of the cache, 1,000,000 operations on each tree core
 	AGENTCACHE_STATE_MACHINE_OPS=1000000 $(RUN) -m pytest tests/property --timeout 0 $(ARGS)
+
+paper: setup ## the papers' experiments in the simulator, our figure beside each claim: out/paper (ARGS='--share 0.2')
+	$(RUN) -m eval paper --out out/paper $(ARGS)

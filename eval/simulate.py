@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -234,11 +235,18 @@ def main(args: argparse.Namespace) -> int:
         arguments["trace"] = [os.path.basename(name) for name in args.trace]
     (args.out / "sweep.json").write_text(json.dumps(describe(sweep, arguments), indent=1) + "\n")
     rows: list[summary.Row] = []
+    # Also as a background job, which starts with Ctrl-C ignored, and for a plain kill.
+    former = {
+        name: signal.signal(name, signal.default_int_handler) for name in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         for rows in run_all(sweep, args.jobs):
             summary.write(rows, args.out / "results.json")
     except KeyboardInterrupt:
         pass
+    finally:
+        for name, handler in former.items():
+            signal.signal(name, handler)
     if rows:
         print(tables(rows))
     complete = len(rows) == len(sweep.runs) and not any(row.get("partial") for row in rows)

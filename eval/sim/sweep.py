@@ -151,6 +151,7 @@ def _in_worker(index: int) -> Row | None:
 def _ignore_interrupt() -> None:
     # Ctrl-C reaches the whole process group; the parent tells the workers through the stop flag.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run_all(sweep: Sweep, jobs: int) -> Iterator[list[Row]]:
