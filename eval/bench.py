@@ -117,7 +117,7 @@ class Bench:
             trajectory,
             rid,
             path,
-            prompt_tokens=len(tokens) - OUTPUT_TOKENS,
+            prompt=tokens[: len(tokens) - OUTPUT_TOKENS],
             history_tokens=len(tokens),
             tokens=tokens,
             shared_with=lambda _node: 0,

@@ -50,10 +50,6 @@ Tracker = dict[ComponentType, int]
 WEAK_SOURCES = frozenset({"header", "prompt-cache-key", "anthropic-user"})
 """Ids that clients send for other purposes too (`serving.carriers`)."""
 
-SLIVER = 8
-"""A chunk that is nearly full is not filled by splitting a further leaf for less than this fraction of it:
-the split would cost more than it frees, and leave a sliver of a node behind."""
-
 
 class Released(NamedTuple):
     """What a completion gave back, in tokens."""
@@ -299,11 +295,12 @@ class AgentRadixCache(UnifiedRadixCache):
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
                 self._evict_superseded(enough, tracker)
                 self._evict_idle(enough, tracker)
-        self._spare_active = True
-        try:
-            self._counted("unowned_tokens", tracker, by_sglang)
-        finally:
-            self._spare_active = False
+        if missing() > 0:
+            self._spare_active = True
+            try:
+                self._counted("unowned_tokens", tracker, by_sglang)
+            finally:
+                self._spare_active = False
         if missing() > 0:
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
                 self._evict_active(enough, tracker)
@@ -418,9 +415,7 @@ class AgentRadixCache(UnifiedRadixCache):
             return self._evict_leaf(step, tracker) > 0
         # A page boundary, so that no page is freed that is half alive.
         keep = -(-(step.path_end - budget) // self.page_size) * self.page_size
-        cut = step.path_end - keep
-        chunk = self.agent_config.chunk_tokens
-        if cut <= 0 or (budget < chunk and cut < chunk // SLIVER):
+        if keep == step.path_end:
             return False
         prefix = self._split(branch, keep)
         if prefix is not None:

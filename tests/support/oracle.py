@@ -13,10 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_agentcache.cache import radix_cache
-
 Space = tuple[str | None, str | None]
-SLIVER = getattr(radix_cache, "SLIVER", 0)
 
 
 @dataclass(eq=False)
@@ -343,9 +340,7 @@ class Oracle:
                     freed += size
                 else:
                     part = budget // self.page_size
-                    if part == 0 or (
-                        SLIVER and budget < self.chunk and part * self.page_size < self.chunk // SLIVER
-                    ):
+                    if part == 0:
                         return freed
                     keep = page
                     for _ in range(part):
