@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+from .config import ConfigError
+from .flags import parser, take
+
 
 def _value(argv: list[str], flag: str) -> str | None:
     """The value given to a flag, in either spelling."""
@@ -44,7 +47,12 @@ def main(argv: list[str]) -> None:
     Raises:
         SystemExit: with one sentence, if this package cannot be put in force.
     """
-    argv = prepare_cpu(argv)
+    try:
+        argv = prepare_cpu(take(argv))
+    except ConfigError as error:
+        raise SystemExit(f"agentcache: {error}.") from None
+    if {"-h", "--help"} & set(argv):
+        parser().print_help()
     allowed = os.environ.get("SGLANG_PLUGINS")
     if allowed and "agentcache" not in {name.strip() for name in allowed.split(",")}:
         raise SystemExit(f"agentcache: SGLANG_PLUGINS={allowed} leaves this package out; add agentcache to it.")

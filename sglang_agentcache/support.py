@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from . import flags
 from .config import BACKEND, POLICY_FLAG, AgentCacheConfig, ConfigError
 
 SUPPORTED_SGLANG = ("0.5.23",)
@@ -66,6 +68,7 @@ def check(args: Any, model: ModelTraits | None, uses_ssm: bool) -> AgentCacheCon
     Raises:
         ConfigError: one sentence that names the flag and what is allowed.
     """
+    flags.check(os.environ)
     who = f"{POLICY_FLAG} {args.radix_eviction_policy}"
     if args.radix_cache_backend == BACKEND:
         who = f"--radix-cache-backend {BACKEND} with {who}"

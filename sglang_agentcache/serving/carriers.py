@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sglang_agentcache.serving.hints import DECLARED, KEY, Hints, actions, is_id, pack, unpack
+from sglang_agentcache.serving.hints import DECLARED, KEY, TOOLS, Hints, actions, is_id, pack, unpack
+from sglang_agentcache.serving.tools import pack_names
 
 #: Responses whose chain is remembered; one entry is two ids of about 40 characters.
 MAX_CHAINED_RESPONSES = 65_536
@@ -28,12 +29,13 @@ class Carried(NamedTuple):
     """What one HTTP request carries.
 
     ``declared`` comes from an explicit payload, ``found`` from headers and body fields, ``source`` says from
-    which.
+    which; ``tools`` are the names of the tools that the request declares.
     """
 
     declared: Hints = Hints()
     found: Hints = Hints()
     source: str = ""
+    tools: tuple[str, ...] = ()
 
 
 def find(session_id: object, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[Hints, str]:
@@ -104,7 +106,7 @@ def attach(sampling_params: object, carried: Carried, prompts: int) -> object:
     cannot grow in several directions at once, and SGLang itself spreads ``session_id`` over the batch.
     """
     if prompts > 1:
-        carried = Carried(declared=carried.declared)
+        carried = Carried(declared=carried.declared, tools=carried.tools)
     if isinstance(sampling_params, list):
         return [_attached(params, carried) for params in sampling_params]
     return _attached(sampling_params, carried)
@@ -118,8 +120,11 @@ def _attached(params: object, carried: Carried) -> object:
     rest = dict(custom_params or {})
     own, source = unpack(rest.pop(KEY, None), f"custom_params.{KEY}")
     hints = own.over(carried.declared).over(carried.found)
-    if hints:
-        rest[KEY] = pack(hints, source or (DECLARED if carried.declared.trajectory_id else carried.source))
+    packed = pack(hints, source or (DECLARED if carried.declared.trajectory_id else carried.source))
+    if carried.tools:
+        packed[TOOLS] = pack_names(carried.tools)
+    if packed:
+        rest[KEY] = packed
     if rest == (custom_params or {}):
         return params
     return {**given, "custom_params": rest or None}

@@ -39,6 +39,9 @@ MAX_ARGUMENTS_BYTES = 64 * 1024
 #: plugins; this one takes any JSON object to every scheduler and brings back each data-parallel answer.
 COMPLETE = "agentcache.complete"
 
+#: The key under which `carriers.attach` adds the names of a request's tools; clients may not send it.
+TOOLS = "tools"
+
 #: `source` of an identity that the client put into the payload itself.
 DECLARED = "hint"
 
@@ -146,6 +149,7 @@ def unpack(payload: object, where: str) -> tuple[Hints, str]:
     if isinstance(payload, Mapping):
         payload = dict(payload)
         source = payload.pop("source", None)
+        payload.pop(TOOLS, None)
         if isinstance(payload.get("tool_calls"), str):
             # What is not JSON stays a text, which parse() refuses below.
             with contextlib.suppress(ValueError, RecursionError):

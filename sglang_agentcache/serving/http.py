@@ -8,6 +8,7 @@ use it there only.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -15,8 +16,11 @@ from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sglang_agentcache.predictor.store import ArtefactError
 from sglang_agentcache.serving.carriers import Carried, ResponseChains, attach, find, payloads
 from sglang_agentcache.serving.hints import COMPLETE, KEY, Completion, HintError, Hints, parse
+from sglang_agentcache.serving.reload import RELOAD, Artefact, requested_path
+from sglang_agentcache.serving.tools import declared_tools
 
 _INACTIVE = "agentcache is not active in this server: start it with --radix-cache-backend agentcache"
 
@@ -48,7 +52,7 @@ async def admit_openai(request: Request, response_id: str | None = None) -> None
     found, source = find(body.get("session_id"), request.headers, body)
     if response_id is not None and not found:
         found, source = _chains.follow(body.get("previous_response_id"), response_id), _chains.source
-    request.state.agentcache = Carried(declared, found, source)
+    request.state.agentcache = Carried(declared, found, source, declared_tools(body))
 
 
 def pack_into(obj: GenerateReqInput, request: object) -> None:
@@ -72,22 +76,49 @@ def _prompts(obj: GenerateReqInput) -> int:
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def complete(request: Request) -> dict[str, Any]:
     """Release what only this trajectory holds, on every data-parallel rank; tokens are sums over them."""
-    try:
-        body = await request.json()
-    except ValueError:
-        raise HTTPException(400, "body: must be JSON") from None
+    body = await _json(request)
     with _Refusing():
         completion = Completion.parse(body)
-    replies = await get_global_state().tokenizer_manager.dumper_control(completion_message(completion))
-    answers = [reply.response[0] for reply in replies if reply.success and reply.response]
-    if len(answers) < len(replies) or not answers:
-        raise HTTPException(503, _INACTIVE)
+    answers = await _ask(completion_message(completion))
     return {
         "trajectory_id": completion.trajectory_id,
         "known": any(answer["known"] for answer in answers),
         "released_tokens": sum(answer["released_tokens"] for answer in answers),
         "deferred_tokens": sum(answer["deferred_tokens"] for answer in answers),
     }
+
+
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def reload_predictor(request: Request) -> dict[str, Any]:
+    """Replace the predictor on every rank by the artefact in a directory of this machine, or on none."""
+    body = await _json(request)
+    with _Refusing():
+        path = requested_path(body)
+    try:
+        artefact = await asyncio.to_thread(Artefact.read, path)
+    except ArtefactError as refused:
+        raise HTTPException(400, f"path: {refused}") from None
+    answers = await _ask(DumperControlReqInput(method=RELOAD, body=artefact.pack()))
+    for answer in answers:
+        if "refused" in answer:
+            raise HTTPException(400, answer["refused"])
+    return {"path": str(path), "artefact": answers[0]["artefact"]}
+
+
+async def _ask(message: DumperControlReqInput) -> list[dict[str, Any]]:
+    """The answer of each data-parallel rank; HTTP 503 unless all of them have our cache."""
+    replies = await get_global_state().tokenizer_manager.dumper_control(message)
+    answers = [reply.response[0] for reply in replies if reply.success and reply.response]
+    if len(answers) < len(replies) or not answers:
+        raise HTTPException(503, _INACTIVE)
+    return answers
+
+
+async def _json(request: Request) -> Any:
+    try:
+        return await request.json()
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "body: must be JSON") from None
 
 
 def completion_message(completion: Completion) -> DumperControlReqInput:
@@ -108,6 +139,7 @@ def mount(app: FastAPI) -> None:
     """
     if not any(getattr(route, "endpoint", None) is complete for route in app.routes):
         app.add_api_route("/agentcache/complete", complete, methods=["POST"])
+        app.add_api_route("/agentcache/predictor", reload_predictor, methods=["POST"])
 
 
 class _Refusing:

@@ -1,0 +1,91 @@
+"""Our command-line flags: SGLang's parser takes none from plugins.
+
+The launcher takes them off the command line and sets environment variables, which all of SGLang's processes
+inherit. The variables alone do the same, for `sglang serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import MutableMapping, Sequence
+from typing import NoReturn
+
+from .config import ConfigError
+
+PREFIX = "--agentcache-"
+CALL_LOG = "SGLANG_AGENTCACHE_CALL_LOG"
+CALL_LOG_BYTES = "SGLANG_AGENTCACHE_CALL_LOG_BYTES"
+
+DEFAULT_BYTES = 64 << 20
+MIN_BYTES = 64 << 10
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Our flags, for parsing and for `--help`."""
+    made = _Parser(
+        prog="python -m sglang_agentcache.launch_server",
+        usage=argparse.SUPPRESS,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    flags = made.add_argument_group("agentcache (besides SGLang's own flags, below)")
+    flags.add_argument(
+        PREFIX + "call-log",
+        metavar="FILE",
+        help=f"log every tool call with its duration, for sglang_agentcache.train; also {CALL_LOG}",
+    )
+    flags.add_argument(
+        PREFIX + "call-log-bytes",
+        metavar="N",
+        help=f"size of the log and its predecessor FILE.1 together (default {DEFAULT_BYTES}); also {CALL_LOG_BYTES}",
+    )
+    return made
+
+
+def take(argv: Sequence[str], environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Set the environment variables that our flags ask for, and return the other arguments.
+
+    Raises:
+        ConfigError: an unknown flag of ours, or a value that is not allowed.
+    """
+    given, rest = parser().parse_known_args(list(argv))
+    for arg in rest:
+        if arg.startswith(PREFIX):
+            raise ConfigError(
+                f"unknown flag {arg.partition('=')[0]}; allowed are {PREFIX}call-log, {PREFIX}call-log-bytes"
+            )
+    for name, value in (
+        (CALL_LOG, given.agentcache_call_log),
+        (CALL_LOG_BYTES, given.agentcache_call_log_bytes),
+    ):
+        if value is not None:
+            environment[name] = value
+    check(environment)
+    return rest
+
+
+def call_log_bytes(environment: MutableMapping[str, str] = os.environ) -> int:
+    """How large the call log may become.
+
+    Raises:
+        ConfigError: not an integer of at least `MIN_BYTES`.
+    """
+    value = environment.get(CALL_LOG_BYTES, str(DEFAULT_BYTES))
+    if not value.isascii() or not value.isdigit() or int(value) < MIN_BYTES:
+        raise ConfigError(
+            f"{PREFIX}call-log-bytes ({CALL_LOG_BYTES}) must be an integer of at least {MIN_BYTES}; got {value!r}"
+        )
+    return int(value)
+
+
+def check(environment: MutableMapping[str, str]) -> None:
+    """Check our environment variables; raises as `call_log_bytes`."""
+    call_log_bytes(environment)
+    if environment.get(CALL_LOG) == "":
+        raise ConfigError(f"{PREFIX}call-log ({CALL_LOG}) must name a file")
