@@ -7,6 +7,7 @@ sum input + cache reads + cache writes. Tool results are ``user`` lines. Sub-age
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
@@ -24,7 +25,7 @@ AGENT = "claude-code"
 SYNTHETIC = "<synthetic>"
 """Model name of messages that Claude Code itself wrote (errors, interrupts)."""
 REPLACED = ("compact_boundary", "microcompact_boundary")
-REFUSALS = ("The user doesn't want to", "User rejected", "[Request interrupted by user")
+REFUSALS = ("The user doesn't want to", "User rejected")
 """How a tool result starts when a person refused the call."""
 
 
@@ -117,11 +118,12 @@ def _add(reply: Reply, line: dict[str, Any], message: dict[str, Any]) -> None:
     time = seconds(line.get("timestamp"))
     reply.end = time if time is not None else reply.end
     for block in _blocks(message.get("content")):
-        reply.output_chars += text_chars(block)
         if block.get("type") == "tool_use":
-            arguments = block.get("input")
-            reply.output_chars += len(str(arguments))
-            reply.calls[str(block.get("id"))] = Call(name(block.get("name")), arguments, time)
+            # The model writes the call's name and arguments, not its id.
+            reply.output_chars += len(json.dumps({key: part for key, part in block.items() if key != "id"}))
+            reply.calls[str(block.get("id"))] = Call(name(block.get("name")), block.get("input"))
+        else:
+            reply.output_chars += text_chars(block)
     # Often a stub to the end of the reply; the logged text is a lower bound.
     reported = count(usage.get("output_tokens")) or 0
     reply.output_tokens = max(reply.output_tokens or 0, reported, estimate(reply.output_chars))

@@ -66,7 +66,7 @@ class _Rollout:
             reply.output_chars += len(str(arguments))
             tool = name(payload.get("name")) or name(payload.get("type"))
             call_id = payload.get("call_id") or payload.get("id")
-            reply.calls[str(call_id)] = Call(tool, arguments, time)
+            reply.calls[str(call_id)] = Call(tool, arguments)
 
     def event(self, payload: dict[str, Any]) -> None:
         kind = name(payload.get("type"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.importers.context import Context, count, mapping, mappings, name, seconds, stem, text_chars
 from eval.importers.finish import Draft
-from eval.importers.reading import LogFile
+from eval.importers.reading import LogFile, WrongFormat
 from eval.importers.turns import Call, Reply, TurnBuilder
 from eval.trace import Trajectory
 
@@ -17,6 +17,8 @@ EXPECTED = 'a mini-swe-agent trajectory ({"info": ..., "messages": [{"role": ...
 PATTERNS = ("*.traj.json",)
 
 AGENT = "mini-swe-agent"
+MESSAGES = ("messages.item", "item")
+"""The second is the first releases' form, a list alone."""
 TOOL = "bash"
 """The only tool that the agent has."""
 ACTION = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n?```", re.DOTALL)
@@ -61,7 +63,7 @@ class _Run:
         self.created = created
         self.first_created = self.first_created if self.first_created is not None else created
         content = message.get("content")
-        calls = _actions(message, extra, content, time)
+        calls = _actions(extra, content)
         self._waiting = list(calls)
         details = mapping(usage.get("prompt_tokens_details"))
         self.builder.request(
@@ -80,34 +82,36 @@ class _Run:
         )
 
 
-def _actions(
-    message: dict[str, Any], extra: dict[str, Any], content: object, time: float | None
-) -> dict[str, Call]:
+def _actions(extra: dict[str, Any], content: object) -> dict[str, Call]:
     """The commands of a reply by call id; version 1 has one, in a code block."""
     actions = extra.get("actions")
     if isinstance(actions, list):
         return {
             str(action.get("tool_call_id") or f"action-{index}"): Call(
-                TOOL, {"command": action.get("command")}, time
+                TOOL, {"command": action.get("command")}
             )
             for index, action in enumerate(mappings(actions))
         }
     found = ACTION.search(content) if isinstance(content, str) else None
-    return {"action-0": Call(TOOL, {"command": found.group(1)}, time)} if found else {}
+    return {"action-0": Call(TOOL, {"command": found.group(1)})} if found else {}
 
 
 def _trajectory(context: Context, file: LogFile) -> Iterator[Draft]:
     run = _Run(context)
     info: dict[str, Any] = {}
+    messages = 0
     instance = stem(file.path)
-    wanted = ("info", "instance_id", "messages.item")
-    for place, part in context.parts(file, *wanted, required=("messages.item",)):
+    wanted = ("info", "instance_id", *MESSAGES)
+    for place, part in context.parts(file, *wanted, required=MESSAGES):
         if place == "info" and isinstance(part, dict):
             info = part
         elif place == "instance_id" and part:
             instance = str(part)
-        elif isinstance(part, dict):
+        elif isinstance(part, dict) and "role" in part:
             run.message(part)
+            messages += 1
+    if not messages:
+        raise WrongFormat(file.path, context.expected, "none of its parts is a message")
     turns = run.builder.turns
     if not turns:
         return

@@ -35,6 +35,7 @@ class Conversation:
         self._response: str | None = None
         self._actions: dict[str, str] = {}
         self._usages: dict[str, dict[str, Any]] = {}
+        self._latencies: dict[str, float | None] = {}
 
     def event(self, event: object) -> None:
         """Take one event; what is not one is ignored."""
@@ -49,17 +50,19 @@ class Conversation:
             self._observation(event)
 
     def statistics(self, value: object) -> None:
-        """Learn token counts by response id from wherever they are in a state record."""
+        """Learn token counts and latencies by response id from wherever they are in a state record."""
         if isinstance(value, list):
             for item in value:
                 self.statistics(item)
         elif isinstance(value, dict):
             for item in mappings(value.get("token_usages")):
                 self._usages[str(item.get("response_id"))] = item
+            for item in mappings(value.get("response_latencies")):
+                self._latencies[str(item.get("response_id"))] = seconds(item.get("latency"))
             for key, item in value.items():
                 if key == "llm" and isinstance(item, dict):
                     self.model = name(item.get("model")) or self.model
-                elif key != "token_usages" and isinstance(item, dict | list):
+                elif key not in ("token_usages", "response_latencies") and isinstance(item, dict | list):
                     self.statistics(item)
 
     def _generated(self, response: str, time: float | None) -> Reply:
@@ -67,6 +70,7 @@ class Conversation:
         if self._reply is None or self._response != response:
             self._reply, self._response = self.builder.open(Reply()), response
         self._reply.end = time if time is not None else self._reply.end
+        self._reply.llm_s = self._latencies.get(response)
         if usage := self._usages.get(response):
             _count(self._reply, usage, usage.get("cache_read_tokens"))
         return self._reply
@@ -106,7 +110,7 @@ class Conversation:
         call_id = str(metadata.get("tool_call_id") or f"event {event.get('id')}")
         self._actions[str(event.get("id"))] = call_id
         kept = {key: item for key, item in arguments.items() if key not in ("thought", "content")}
-        reply.calls[call_id] = Call(name(metadata.get("function_name")) or event["action"], kept, time)
+        reply.calls[call_id] = Call(name(metadata.get("function_name")) or event["action"], kept)
 
     def _observation(self, event: dict[str, Any]) -> None:
         chars = text_chars(event.get("content"))
@@ -158,7 +162,7 @@ class Conversation:
         arguments = function.get("arguments")
         texts = text_chars(event.get("thought")) + text_chars(event.get("reasoning_content"))
         reply.output_chars += texts + len(str(arguments or ""))
-        reply.calls[str(event.get("tool_call_id"))] = Call(name(event.get("tool_name")), arguments, time)
+        reply.calls[str(event.get("tool_call_id"))] = Call(name(event.get("tool_name")), arguments)
 
 
 def _count(reply: Reply, usage: dict[str, Any], cached: object) -> None:

@@ -105,8 +105,7 @@ def _assistant(builder: TurnBuilder, message: dict[str, Any], chars: int, time: 
             end=time,
             llm_s=seconds(message.get("generation_time_seconds")),
             calls={
-                str(call.get("id")): Call(name(call.get("name")), call.get("arguments"), time)
-                for call in calls
+                str(call.get("id")): Call(name(call.get("name")), call.get("arguments")) for call in calls
             },
         )
     )

@@ -23,11 +23,10 @@ def estimate(chars: int) -> int:
 
 @dataclass
 class Call:
-    """A tool call that the model made; ``start`` is when (seconds since the epoch), None if unknown."""
+    """A tool call that the model made."""
 
     name: str | None
     arguments: object = None
-    start: float | None = None
 
 
 @dataclass
@@ -36,6 +35,8 @@ class _Result:
     time: float | None
     seconds: float | None
     human: bool
+    position: int
+    """Of its call among the reply's; results without a call come last."""
 
 
 @dataclass
@@ -76,6 +77,7 @@ class TurnBuilder:
         self._end: float | None = None
         self._previous: float | None = None
         self._calls: dict[str, Call] = {}
+        self._positions: dict[str, int] = {}
         self._perm: str | None = None
         self._open: Reply | None = None
         self._after: list[Callable[[], None]] = []
@@ -145,10 +147,13 @@ class TurnBuilder:
         """A tool's result; ``seconds`` is a duration that the agent itself recorded."""
         if self._deferred(lambda: self.result(call_id, chars, time, seconds, human)):
             return
-        call = self._calls.pop(call_id, None) if call_id is not None else None
+        position = self._positions.get(call_id or "", len(self._positions))
+        call = self._calls.pop(call_id or "", None)
+        if call is None and position < len(self._positions):
+            return  # Logged twice.
         self._chars += chars
         human = human or (call is not None and call.name in HUMAN_TOOLS)
-        self._results.append(_Result(call, time, seconds, human))
+        self._results.append(_Result(call, time, seconds, human, position))
         self._prompted = False
         self._ready = time
 
@@ -171,13 +176,18 @@ class TurnBuilder:
         if not (first or self._results or self._prompted):
             tools = bool(self._calls)
         ready = self._ready
+        if ready is not None and reply.end is not None and ready >= reply.end:
+            # No reply takes no time: this is a copied history, with the time of the copy.
+            ready = None
+            for result in self._results:
+                result.time = None
         begin = ready if ready is not None else _before(reply.end, reply.llm_s)
         if self.start is None:
             self.start = begin
         prompt, kept, reset = self._prompt(reply)
         gap = None if first else _difference(ready, self._end)
         llm_s = reply.llm_s if reply.llm_s is not None else _difference(reply.end, ready)
-        last = self._last_result() if tools else None
+        last = self._last_result()
         self.turns.append(
             Turn(
                 kind="tool" if tools else "user",
@@ -187,21 +197,22 @@ class TurnBuilder:
                 gap_s=gap,
                 tool_name=last.call.name if last and last.call else None,
                 tool_args=self._argument_text(last.call.arguments) if last and last.call else None,
-                tools=self._parallel() if tools and len(self._results) > 1 else None,
+                tools=self._parallel() if len(self._results) > 1 else None,
                 tool_s=_rounded(last.seconds) if last else None,
                 cached_tokens=reply.cached_tokens,
                 llm_s=llm_s,
                 t_s=_difference(begin, self.start),
                 interval_s=_rounded(interval_s),
                 perm=self._perm,
-                human=tools and any(result.human for result in self._results),
+                human=any(result.human for result in self._results),
                 reset=reset,
                 prompt_est=not reply.prompt_tokens,
             )
         )
         self._end = reply.end
         self.drop_pending()
-        self._calls.update(reply.calls)
+        self._calls = dict(reply.calls)
+        self._positions = {name: index for index, name in enumerate(reply.calls)}
 
     def _prompt(self, reply: Reply) -> tuple[int, int, bool]:
         """Prompt tokens, kept tokens and whether the context was replaced."""
@@ -235,14 +246,16 @@ class TurnBuilder:
         return self._results[-1] if self._results else None
 
     def _parallel(self) -> list[tuple[str, float | None]]:
+        """Every call's name and seconds since the reply, in the order of the calls."""
+        results = sorted(self._results, key=lambda result: result.position)
         return [
             (
                 (result.call.name if result.call else None) or "unknown",
-                _rounded(result.seconds)
-                if result.seconds is not None
-                else _difference(result.time, result.call.start if result.call else None),
+                _difference(result.time, self._end)
+                if result.time is not None and self._end is not None
+                else _rounded(result.seconds),
             )
-            for result in self._results
+            for result in results
         ]
 
 

@@ -276,7 +276,8 @@ def openhands_statistics() -> Json:
         {"response_id": "r1", "prompt_tokens": 300, "completion_tokens": 20, "cache_read_tokens": 0},
         {"response_id": "r2", "prompt_tokens": 330, "completion_tokens": 10, "cache_read_tokens": 256},
     ]
-    return {"usage_to_metrics": {"agent": {"token_usages": usages}}}
+    latencies = [{"response_id": "r1", "latency": 1.75}]
+    return {"usage_to_metrics": {"agent": {"token_usages": usages, "response_latencies": latencies}}}
 
 
 def mooncake_lines() -> list[Json]:

@@ -30,6 +30,11 @@ def test_mini_swe_agent_1_has_only_whole_seconds_between_requests(imported, tmp_
     assert (second.gap_s, second.interval_s, second.kept_tokens) == (None, 7.0, 80)
 
 
+def test_mini_swe_agent_may_be_a_list_alone(imported, tmp_path) -> None:
+    (item,) = imported("mini-swe-agent", write_json(tmp_path / "a.traj.json", mini_v1()["messages"]))
+    assert [turn.prompt_tokens for turn in item.turns] == [60, 95]
+
+
 def test_mini_swe_agent_2_has_the_time_of_every_result(imported, tmp_path) -> None:
     (item,) = imported("mini-swe-agent", write_json(tmp_path / "a.traj.json", mini_v2()))
     second = item.turns[1]

@@ -6,6 +6,7 @@ from tests.unit.eval.importers.logs import (
     claude_reply,
     claude_result,
     claude_session,
+    iso,
     write_lines,
 )
 
@@ -30,7 +31,7 @@ def test_a_reply_in_several_lines_is_one_request(imported, tmp_path) -> None:
         5.5,
         5.25,
     )
-    assert second.tools == [("Read", 0.2), ("Bash", 5.25)]
+    assert second.tools == [("Read", 0.0), ("Bash", 5.5)]
     assert (third.kind, third.gap_s, third.tool_name, third.perm) == ("user", 60.0, None, "plan")
     assert item.shared_prefix_tokens == 900 and item.model == "some-model"
     assert item.permission_modes == ["default", "plan"]
@@ -139,3 +140,31 @@ def test_messages_that_no_model_wrote_are_no_requests(imported, tmp_path) -> Non
     lines = [claude_line("user", 0, "Go"), error, claude_reply(9, "m1", TEXT, (10, 0, 100, 5))]
     (item,) = imported("claude-code", write_lines(tmp_path / "s-1.jsonl", lines))
     assert len(item.turns) == 1
+
+
+def test_a_history_with_the_time_of_its_copy_has_no_times(imported, tmp_path) -> None:
+    lines = [line | {"timestamp": iso(500)} for line in claude_session()[:-2]]
+    lines += [claude_line("user", 520, "Next"), claude_reply(524, "m8", TEXT, (10, 1100, 20, 5))]
+    (item,) = imported("claude-code", write_lines(tmp_path / "s-1.jsonl", lines))
+    assert [(turn.gap_s, turn.llm_s, turn.t_s) for turn in item.turns[:2]] == [(None, None, None)] * 2
+    assert (item.turns[2].gap_s, item.turns[2].llm_s) == (20.0, 4.0)
+
+
+def test_a_refused_call_stays_known_when_the_person_prompts(imported, tmp_path) -> None:
+    refusal = {"is_error": True, "content": "The user doesn't want to take this action right now."}
+    lines = [
+        claude_line("user", 0, "Go"),
+        claude_reply(2, "m1", claude_call("t1", "Bash", command="rm a"), (10, 0, 100, 5)),
+        claude_result(8, "t1", block=refusal),
+        claude_result(8, "t1", block=refusal),
+        claude_line("user", 30, "Keep the file"),
+        claude_reply(33, "m2", TEXT, (5, 110, 20, 5)),
+    ]
+    turn = imported("claude-code", write_lines(tmp_path / "s-1.jsonl", lines))[0].turns[1]
+    assert (turn.kind, turn.tool_name, turn.human, turn.tools, turn.gap_s) == (
+        "user",
+        "Bash",
+        True,
+        None,
+        28.0,
+    )

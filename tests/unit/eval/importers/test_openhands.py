@@ -32,7 +32,7 @@ def test_events_of_version_0(imported, tmp_path, form: str) -> None:
     first, second = item.turns
     assert (first.kind, first.prompt_tokens, first.output_tokens, first.llm_s) == ("user", 500, 25, 3.1)
     assert (second.kind, second.tool_name, second.gap_s) == ("tool", "execute_bash", 7.0)
-    assert second.tools == [("execute_bash", 2.1), ("execute_bash", 7.0)]
+    assert second.tools == [("execute_bash", 2.0), ("execute_bash", 7.0)]
     assert second.tool_args == '{"command": "pytest"}'
     assert (item.model, item.shared_prefix_tokens) == ("some-model", 100)
 
@@ -47,6 +47,7 @@ def test_events_of_the_agent_sdk(imported, tmp_path) -> None:
     (item,) = imported("openhands", folder)
     first, second, third = item.turns
     assert (first.prompt_tokens, first.output_tokens, first.prompt_est) == (300, 20, False)
+    assert (first.llm_s, second.llm_s) == (1.75, 1.25)
     assert (second.kind, second.tool_name, second.tool_args) == ("tool", "terminal", '{"command": "ls"}')
     assert (second.gap_s, second.cached_tokens, second.kept_tokens) == (0.75, 256, 320)
     assert (third.kind, third.gap_s, third.reset, third.prompt_est) == ("user", 5.0, True, True)
