@@ -76,6 +76,8 @@ class AgentRadixCache(UnifiedRadixCache):
         self.agent_config = config
         self.clock = clock
         self.policy = config.make_policy()
+        if self.policy is not None:
+            self.policy.start()
         self.table = TrajectoryTable(self.policy, config.max_trajectories, config.forget_after_s)
         self.stats: Counter[str] = Counter()
         self.tool_calls_of: Callable[[Req], tuple[ToolCall, ...] | None] | None = None
@@ -103,9 +105,7 @@ class AgentRadixCache(UnifiedRadixCache):
 
     # ---- locks: UnifiedRadixCache.inc_lock_ref / dec_lock_ref are the only way in and out ----
 
-    def inc_lock_ref(
-        self, node_id: NodeId, skip_lock_components: Any = ()
-    ) -> IncLockRefResult:
+    def inc_lock_ref(self, node_id: NodeId, skip_lock_components: Any = ()) -> IncLockRefResult:
         result = super().inc_lock_ref(node_id, skip_lock_components)
         if self._tails is not None and not self.disable:
             self._tails.locked(node_id)
@@ -179,8 +179,7 @@ class AgentRadixCache(UnifiedRadixCache):
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         trajectory = self.table.of_request(req.rid)
-        known: object = self._in_flight.get(req.rid)
-        if trajectory is None or known is not req:
+        if trajectory is None or self._in_flight.get(req.rid) != req:
             return
         self._record(trajectory, req)
         if req.finished():
@@ -400,9 +399,7 @@ class AgentRadixCache(UnifiedRadixCache):
                     return tracker[FULL] - before
         return tracker[FULL] - before
 
-    def _cut_leaf(
-        self, branch: Branch, step: TreePathNodeInfo, budget: int | None, tracker: Tracker
-    ) -> bool:
+    def _cut_leaf(self, branch: Branch, step: TreePathNodeInfo, budget: int | None, tracker: Tracker) -> bool:
         """Drop the leaf a branch ends at, or its last `budget` tokens if it is longer.
 
         Args:
@@ -420,7 +417,9 @@ class AgentRadixCache(UnifiedRadixCache):
         prefix = self._split(branch, keep)
         if prefix is not None:
             self.table.trimmed(branch, prefix, keep)
-            suffix = replace_fields(step, parent_id=prefix, path_start=keep, full_value_len=step.path_end - keep)
+            suffix = replace_fields(
+                step, parent_id=prefix, path_start=keep, full_value_len=step.path_end - keep
+            )
             self._evict_leaf(suffix, tracker)
         return False
 

@@ -53,6 +53,9 @@ class EvictionPolicy(ABC):
 
     name: ClassVar[str]
 
+    def start(self) -> None:
+        """Load what serving needs; called once, before the first `join`. The constructor only checks its arguments."""
+
     @abstractmethod
     def join(self, trajectory: IdleTrajectory, now: float) -> None:
         """Take a trajectory that has just turned idle into the order."""

@@ -20,6 +20,7 @@ import numpy as np
 from sglang_agentcache.predictor.duration import ESTIMATORS, DurationPredictor, PreparedWait
 from sglang_agentcache.predictor.history import SessionHistory
 from sglang_agentcache.predictor.store import load, load_default
+from sglang_agentcache.predictor.synthetic import fit_generated
 from sglang_agentcache.predictor.tool_calls import ToolCall
 
 from .base import EvictionPolicy, IdleTrajectory
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
+GENERATED_WAITS = 5_000
+"""An estimator without a shipped artefact is fitted on so many generated waits when the server starts."""
 
 
 class Memo:
@@ -59,7 +62,13 @@ class RankedPolicy(EvictionPolicy):
         if isinstance(rebuild_interval, bool) or not isinstance(rebuild_interval, int) or rebuild_interval < 1:
             raise ValueError(f"'rebuild_interval' must be an integer of at least 1, got {rebuild_interval!r}")
         self.rebuild_interval = rebuild_interval
-        self.predictor = _load_predictor(estimator, predictor)
+        if predictor is not None:
+            trained_as = load(Path(predictor)).estimator
+            if estimator not in (None, trained_as):
+                raise ValueError(
+                    f"'estimator' {estimator!r} is not that of the artefact in {predictor} ({trained_as!r})"
+                )
+        self._estimator, self._artefact = estimator, predictor
         self._joined: dict[int, IdleTrajectory] = {}
         self._heap: list[tuple[float, int, int]] = []
         self._evictions = 0
@@ -70,6 +79,9 @@ class RankedPolicy(EvictionPolicy):
         self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float
     ) -> np.ndarray:
         """What each trajectory's next chunk is worth keeping, [n]; the smallest goes first."""
+
+    def start(self) -> None:
+        self.predictor = _load_predictor(self._estimator, self._artefact)
 
     def join(self, trajectory: IdleTrajectory, now: float) -> None:
         memo = _memo(trajectory)
@@ -165,11 +177,9 @@ def _said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) ->
 
 def _load_predictor(estimator: str | None, directory: str | None) -> DurationPredictor:
     if directory is not None:
-        predictor = load(Path(directory))
-        if estimator is not None and predictor.estimator != estimator:
-            raise ValueError(
-                f"'estimator' {estimator!r} is not that of the artefact in {directory} ({predictor.estimator!r})"
-            )
-        return predictor
+        return load(Path(directory))
     predictor = load_default()
-    return predictor if estimator in (None, predictor.estimator) else DurationPredictor(estimator or "stacked")
+    if estimator is not None and estimator != predictor.estimator:
+        predictor = DurationPredictor(estimator)
+        fit_generated(predictor, GENERATED_WAITS)
+    return predictor

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from sglang_agentcache.predictor.figures import (
 )
 from sglang_agentcache.predictor.records import WaitRecords
 from sglang_agentcache.predictor.tool_calls import ToolCall, Wait
+
+if TYPE_CHECKING:
+    from sglang_agentcache.predictor.duration import DurationPredictor
 
 # How alike the calls of one session are (correlation of normal scores): of one tool, of one command class.
 _SESSION_LIKENESS, _CLASS_LIKENESS = 0.2, 0.55
@@ -162,6 +166,13 @@ class Generator:
         )
 
 
+def fit_generated(predictor: DurationPredictor, waits: int) -> WaitRecords:
+    """Fit a predictor on at least so many generated waits; returns them."""
+    records = Generator().sessions(waits)
+    predictor.fit(records.waits, records.durations, sessions=records.sessions)
+    return records
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a predictor on generated sessions and save it."""
     from sglang_agentcache.predictor.duration import DurationPredictor
@@ -174,9 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--waits", type=int, default=40_000, help="generated waits (default: %(default)s)")
     parser.add_argument("--trees", type=int, default=50, help="boosted trees (default: %(default)s)")
     args = parser.parse_args(argv)
-    records = Generator().sessions(args.waits)
     predictor = DurationPredictor(n_trees=args.trees)
-    predictor.fit(records.waits, records.durations, sessions=records.sessions)
+    records = fit_generated(predictor, args.waits)
     save(predictor, args.out, {"trained_on": "generated sessions", "waits": len(records)})
     return 0
 
