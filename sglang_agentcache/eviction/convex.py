@@ -66,9 +66,7 @@ class Convex(RankedPolicy):
         self._counted_at: float | None = None
         self._counting_since = 0.0
 
-    def scores(
-        self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float
-    ) -> np.ndarray:
+    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
         missing = np.array([trajectory.missing_tokens for trajectory in trajectories], dtype=np.float64)
         chunks = (missing + CHUNK_TOKENS) / CHUNK_TOKENS
         return np.asarray(self._return_rate(trajectories, elapsed_s) * chunks**self.exponent)

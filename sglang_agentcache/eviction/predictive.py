@@ -16,7 +16,5 @@ class Predictive(RankedPolicy):
 
     name: ClassVar[str] = "predictive"
 
-    def scores(
-        self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float
-    ) -> np.ndarray:
+    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
         return -np.asarray(self.remaining_s(trajectories, elapsed_s, horizon=None))

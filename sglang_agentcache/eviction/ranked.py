@@ -55,11 +55,18 @@ class RankedPolicy(EvictionPolicy):
     """
 
     def __init__(
-        self, estimator: str | None = None, predictor: str | None = None, rebuild_interval: int = REBUILD_INTERVAL
+        self,
+        estimator: str | None = None,
+        predictor: str | None = None,
+        rebuild_interval: int = REBUILD_INTERVAL,
     ) -> None:
         if estimator is not None and estimator not in ESTIMATORS:
             raise ValueError(f"'estimator' must be one of {', '.join(ESTIMATORS)}, got {estimator!r}")
-        if isinstance(rebuild_interval, bool) or not isinstance(rebuild_interval, int) or rebuild_interval < 1:
+        if (
+            isinstance(rebuild_interval, bool)
+            or not isinstance(rebuild_interval, int)
+            or rebuild_interval < 1
+        ):
             raise ValueError(f"'rebuild_interval' must be an integer of at least 1, got {rebuild_interval!r}")
         self.rebuild_interval = rebuild_interval
         if predictor is not None:
@@ -75,9 +82,7 @@ class RankedPolicy(EvictionPolicy):
         self._fell_back = False
 
     @abstractmethod
-    def scores(
-        self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float
-    ) -> np.ndarray:
+    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
         """What each trajectory's next chunk is worth keeping, [n]; the smallest goes first."""
 
     def start(self) -> None:
@@ -124,7 +129,9 @@ class RankedPolicy(EvictionPolicy):
         if memo.wait is not None:
             self.predictor.observe(memo.wait, idle_s, history=memo.history)
 
-    def remaining_s(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, horizon: float | None) -> Any:
+    def remaining_s(
+        self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, horizon: float | None
+    ) -> Any:
         """Expected idle time left in seconds, [n]; a client's own word counts until it has passed."""
         left = self.predictor.expected_remaining(_waits(trajectories), elapsed_s, horizon)
         said = _said_left(trajectories, elapsed_s)
@@ -169,7 +176,8 @@ def _waits(trajectories: Sequence[IdleTrajectory]) -> list[PreparedWait | None]:
 def _said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
     """Seconds left by what clients said of their idle time; NaN where they said nothing or were wrong."""
     said = np.array(
-        [math.nan if (expected := _memo(t).expected_s) is None else expected for t in trajectories], dtype=np.float64
+        [math.nan if (expected := _memo(t).expected_s) is None else expected for t in trajectories],
+        dtype=np.float64,
     )
     left = said - elapsed_s
     return np.where(left > 0, left, np.nan)

@@ -38,7 +38,7 @@ class RoundRobin(EvictionPolicy):
 
     def __init__(self, tiers: Tiers = "auto") -> None:
         if tiers not in ("auto", "on", "off"):
-            raise ValueError(f"'tiers' must be \"auto\", \"on\" or \"off\", got {tiers!r}")
+            raise ValueError(f'\'tiers\' must be "auto", "on" or "off", got {tiers!r}')
         self.tiers = tiers
         self._rounds: list[OrderedDict[int, IdleTrajectory]] = [OrderedDict() for _ in range(TIER_COUNT)]
         # Per tier a heap of (idle_since, serial): the next one to grow cold is the first. Entries of those
