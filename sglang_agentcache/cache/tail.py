@@ -46,9 +46,10 @@ class TailReader:
     def locked(self, node: NodeId) -> None:
         """A lock has been anchored at `node`."""
         self._anchors[node] += 1
-        if self._core.enable_hicache and not self._core.is_root(node):
-            if self._core.is_full_device_evicted(node) or node in self._host_anchors:
-                self._host_anchors[node] += 1
+        if not self._core.enable_hicache or self._core.is_root(node):
+            return
+        if self._core.is_full_device_evicted(node) or node in self._host_anchors:
+            self._host_anchors[node] += 1
 
     def unlocked(self, node: NodeId) -> bool:
         """A lock anchored at `node` has been returned. Returns whether that was the last one there."""
@@ -63,9 +64,7 @@ class TailReader:
         """Whether a lock covers this leaf."""
         if node in self._anchors:
             return True
-        return any(
-            node == step.node_id for anchor in self._host_anchors for step in self.path(anchor)
-        )
+        return any(node == step.node_id for anchor in self._host_anchors for step in self.path(anchor))
 
     # ---- paths ----
 

@@ -139,7 +139,9 @@ def test_children_end_and_their_parent_keeps_its_prompt(server: Server) -> None:
 
 
 def test_final_frees_at_the_end_of_its_request(server: Server) -> None:
-    server.serve(server.request("r", SYSTEM + private(0), trajectory="a", final=True, output_tokens=3), (1, 2, 3))
+    server.serve(
+        server.request("r", SYSTEM + private(0), trajectory="a", final=True, output_tokens=3), (1, 2, 3)
+    )
     assert total(server) == 0
     assert server.cache.table.get(key("a")) is None
 

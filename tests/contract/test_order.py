@@ -123,7 +123,9 @@ def test_superseded_first_then_idle_then_unowned_then_active_newest_first(core: 
     while server.cache.evictable_size() > len(SYSTEM):
         before = left(server, everyone)
         assert server.evict(1) > 0
-        changed = [n for n, (was, now) in enumerate(zip(before, left(server, everyone), strict=True)) if was != now]
+        changed = [
+            n for n, (was, now) in enumerate(zip(before, left(server, everyone), strict=True)) if was != now
+        ]
         order += [n for n in changed if n not in order]
     assert order == [0, 1, 2, 3, 4]
     assert server.cache.stats["active_tokens"] == 2 * 192
@@ -228,7 +230,8 @@ def test_a_superseded_branch_that_comes_back_is_live_again(core: str) -> None:
 def test_parallel_requests_do_not_supersede_each_other(core: str) -> None:
     server = build(core)
     pair = [
-        server.request(f"a{number}", SYSTEM + private(number), trajectory="a", output_tokens=2) for number in range(2)
+        server.request(f"a{number}", SYSTEM + private(number), trajectory="a", output_tokens=2)
+        for number in range(2)
     ]
     for request in pair:
         server.arrive(request)
@@ -284,7 +287,9 @@ def test_memory_stays_flat_over_finished_trajectories() -> None:
             for field, value in vars(owner).items()
             if hasattr(value, "__len__")
         }
-        found |= {field: len(getattr(cache, field)) for field in ("_final_requests", "_in_flight", "_deferred")}
+        found |= {
+            field: len(getattr(cache, field)) for field in ("_final_requests", "_in_flight", "_deferred")
+        }
         found["branches"] = sum(map(len, table._tails.values()))
         found["policy"] = sum(map(len, policy._rounds)) + sum(map(len, policy._ages)) + len(policy._tier_of)
         return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.serving import CORES, Server
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
+from tests.support.serving import CORES, Server
 
 HISTORY = list(range(1, 201))
 

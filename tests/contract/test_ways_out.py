@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.serving import CORES, Server
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.table import State
+from tests.support.serving import CORES, Server
 
 SYSTEM = list(range(1000, 1032))
 
@@ -27,7 +27,9 @@ def key(name: str) -> TrajectoryKey:
 
 def turn(server: Server, name: str, tokens: list[int], rid: str = "", **hints: bool) -> list[int]:
     """One finished request; returns the history it leaves in the tree."""
-    request = server.request(rid or f"{name}-{len(tokens)}", tokens, trajectory=name, output_tokens=2, **hints)
+    request = server.request(
+        rid or f"{name}-{len(tokens)}", tokens, trajectory=name, output_tokens=2, **hints
+    )
     server.serve(request, (7, 8))
     return [*tokens, 7]
 

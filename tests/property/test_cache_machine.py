@@ -54,7 +54,10 @@ class CacheMachine(RuleBasedStateMachine):
     page_size = 1
 
     @initialize(
-        chunk=st.sampled_from((0, 1, 2.5, 6)), visit=st.sampled_from(("chunk", "leaf")), seed=seeds, full=st.booleans()
+        chunk=st.sampled_from((0, 1, 2.5, 6)),
+        visit=st.sampled_from(("chunk", "leaf")),
+        seed=seeds,
+        full=st.booleans(),
     )
     def start(self, chunk: float, visit: str, seed: int, full: bool) -> None:
         chunk = int(chunk * self.page_size)
@@ -198,9 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
         returned = [
             owner
             for owner in self.oracle.owners
-            if owner not in self.oracle.round
-            and not owner.requests
-            and owner.table_entry.serial in joined
+            if owner not in self.oracle.round and not owner.requests and owner.table_entry.serial in joined
         ]
         stale = [owner for owner in self.oracle.round if owner in returned]
         assert not stale
@@ -274,7 +275,7 @@ class CacheMachine(RuleBasedStateMachine):
         owner = known[pick % len(known)]
         history = owner.history
         if how == 0:
-            history = history[: seed % (len(history) + 1)] + [4]
+            history = [*history[: seed % (len(history) + 1)], 4]
         elif how == 1:
             history = [*owner.prompt, 4]
         elif how == 2:
@@ -351,12 +352,13 @@ class CacheMachine(RuleBasedStateMachine):
                 self.publish(live, live.allocated)
                 live.phase = DECODING
         else:
-            if not self.server.decode(req, token):
+            if not self.server.decode_step(req, token):
                 self.back_to_the_queue(live, 0)
                 return
             self.allocate(1 if self.page_size == 1 else 0)
             live.allocated += 1
             if req.finished():
+                self.server.release_finished(req)
                 self.finished(live)
 
     @precondition(lambda self: self.live)
@@ -380,11 +382,15 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=picks, cut=st.integers(0, 9), seed=seeds)
     def compact(self, pick: int, cut: int, seed: int) -> None:
         """A trajectory rewrites its history from some point on, and goes on from there."""
-        known = [owner for owner in self.oracle.owners if owner.history and not owner.closing and not owner.anonymous]
+        known = [
+            owner
+            for owner in self.oracle.owners
+            if owner.history and not owner.closing and not owner.anonymous
+        ]
         if known:
             owner = known[pick % len(known)]
             kept = owner.history[: len(owner.history) * cut // 10]
-            self.arrive(owner, owner.space, kept + [7, *self.words(seed, 3)], 1 + seed % 3, False)
+            self.arrive(owner, owner.space, [*kept, 7, *self.words(seed, 3)], 1 + seed % 3, False)
             self.to_the_end(self.live[-1], (None, 1)[seed % 2])
 
     # ---- requests leave otherwise ----
@@ -501,7 +507,9 @@ class CacheMachine(RuleBasedStateMachine):
                 assert entry.requests.keys() == owner.requests.keys()
             else:
                 assert entry.state is State.IDLE
-                assert owner in oracle.round or not oracle.cuttable(owner), "parked, and has something to give"
+                assert owner in oracle.round or not oracle.cuttable(owner), (
+                    "parked, and has something to give"
+                )
             if owner.name is not None and not owner.closing:
                 assert cache.table.get(entry.key) is entry
             tails = [oracle.depth[line.tail] * self.page_size for line in owner.lines]
@@ -519,7 +527,9 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("core", CORES)
 def test_cache_agrees_with_the_oracle(core: str, page_size: int) -> None:
-    machine = type(f"CacheMachine_{core}_{page_size}", (CacheMachine,), {"core": core, "page_size": page_size})
+    machine = type(
+        f"CacheMachine_{core}_{page_size}", (CacheMachine,), {"core": core, "page_size": page_size}
+    )
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -208,9 +208,7 @@ class Oracle:
             self._drop_line(continued)
         self.clock += 1
         continued.touched = self.clock
-        continued.length = max(
-            length, self.depth[tail] * self.page_size, 0 if rewrites else continued.length
-        )
+        continued.length = max(length, self.depth[tail] * self.page_size, 0 if rewrites else continued.length)
         continued.tail = tail
         continued.prompt = prompt
         owner.lines.append(continued)

@@ -84,9 +84,7 @@ class Server:
         if page_size == 1:
             self.allocator = TokenToKVPoolAllocator(capacity, torch.float16, "cpu", kv, False)
         else:
-            self.allocator = PagedTokenToKVPoolAllocator(
-                capacity, page_size, torch.float16, "cpu", kv, False
-            )
+            self.allocator = PagedTokenToKVPoolAllocator(capacity, page_size, torch.float16, "cpu", kv, False)
         self.rows = ReqToTokenPool(max_requests, max_length, "cpu", False)
         params = CacheInitParams(
             disable=False,
@@ -204,9 +202,7 @@ class Server:
         else:
             starts, ends = torch.tensor([start]), torch.tensor([end])
             last = prefix[-1:] if start else torch.tensor([-1])
-            slots = alloc_paged_token_slots_extend(
-                self.cache, starts, starts, ends, ends, last, end - start
-            )
+            slots = alloc_paged_token_slots_extend(self.cache, starts, starts, ends, ends, last, end - start)
         self.rows.write((row[0], slice(0, start)), prefix)
         self.rows.write((row[0], slice(start, end)), slots)
         self.contents.update(zip(slots.tolist(), req.full_untruncated_fill_ids[start:end], strict=True))
@@ -224,6 +220,14 @@ class Server:
 
     def decode(self, req: Req, token: int) -> bool:
         """One decode step. False, and nothing has changed, if there is no room for it (then retract)."""
+        if not self.decode_step(req, token):
+            return False
+        if req.finished():
+            self.release_finished(req)
+        return True
+
+    def decode_step(self, req: Req, token: int) -> bool:
+        """`decode` up to where a request that has finished is released."""
         if self.needed(1 if self.page_size == 1 else 0) > self.room():
             return False
         length = req.kv.kv_committed_len
@@ -239,9 +243,12 @@ class Server:
         req.kv.kv_committed_len += 1
         req.output_ids.append(token)
         req.update_finish_state()
-        if req.finished():
-            release_kv_cache(req, self.cache, checkpoint=True)
         return True
+
+    def release_finished(self, req: Req) -> None:
+        """`process_batch_result_decode` of a request that has finished."""
+        assert req.finished()
+        release_kv_cache(req, self.cache, checkpoint=True)
 
     # ---- ways out ----
 
