@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eval.importers.context import Context, count, mapping, name, seconds, stem, text_chars
+from eval.importers.context import Context, count, mapping, mappings, name, seconds, stem, text_chars
 from eval.importers.finish import Draft
 from eval.importers.reading import LogFile
 from eval.importers.turns import Call, Reply, TurnBuilder
@@ -23,6 +23,7 @@ LINE_TYPES = frozenset({"session_meta", "response_item", "event_msg", "turn_cont
 CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 REPLACED = frozenset({"context_compacted", "thread_rolled_back"})
+INJECTED = ("<", "# AGENTS.md")
 DURATIONS = frozenset({"exec_command_end", "mcp_tool_call_end", "patch_apply_end"})
 
 
@@ -48,7 +49,7 @@ class _Rollout:
             call_id = str(payload.get("call_id"))
             duration = self._durations.pop(call_id, None)
             self.builder.result(call_id, text_chars(payload.get("output")), time, duration)
-        elif kind == "message" and role in ("developer", "system"):
+        elif kind == "message" and (role in ("developer", "system") or _injected(payload)):
             self.builder.text(text_chars(payload.get("content")))
         elif kind == "message" and role == "user":
             self.builder.prompt(text_chars(payload.get("content")), time)
@@ -115,6 +116,12 @@ def _rollout(context: Context, file: LogFile) -> Iterator[Draft]:
 
 def _known(line: dict[str, Any]) -> bool:
     return name(line.get("type")) in LINE_TYPES and isinstance(line.get("payload"), dict)
+
+
+def _injected(payload: dict[str, Any]) -> bool:
+    """Whether a "user" message was written by Codex: its environment, the state of a sub-agent, ..."""
+    texts = [str(block.get("text")) for block in mappings(payload.get("content"))]
+    return payload.get("role") == "user" and bool(texts) and texts[0].startswith(INJECTED)
 
 
 def _draft(context: Context, file: LogFile, rollout: _Rollout) -> Draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,9 @@ MAX_VALUE = 160
 """A longer text among the arguments is a file's content or a message, not a parameter."""
 COMMAND_KEYS = frozenset({"command", "cmd", "code", "script"})
 """Their start tells what a tool will do (and how long it takes), so it is kept."""
+
+HEREDOC = re.compile(r"(<<-?\s*(?:'\w+'|\"\w+\"|\w+)[^\n]*)\n.*", re.DOTALL)
+"""Its body is a file's content."""
 
 
 @dataclass
@@ -124,9 +128,12 @@ def _short(value: Any, key: str = "") -> Any:
         return {str(part): _short(item, str(part)) for part, item in value.items()}
     if isinstance(value, list):
         return [_short(item, key) for item in value]
-    if isinstance(value, str) and len(value) > MAX_VALUE:
-        return value[:MAX_VALUE] + "..." if key in COMMAND_KEYS else f"<str:{len(value)}>"
-    return value
+    if not isinstance(value, str):
+        return value
+    if key not in COMMAND_KEYS:
+        return value if len(value) <= MAX_VALUE else f"<str:{len(value)}>"
+    command = HEREDOC.sub(r"\1 ...", value)
+    return command if len(command) <= MAX_VALUE else command[:MAX_VALUE] + "..."
 
 
 def seconds(value: object) -> float | None:

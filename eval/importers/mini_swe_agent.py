@@ -35,7 +35,6 @@ class _Run:
         self.builder = TurnBuilder(context.argument_text)
         self.system = sha256()
         self.created: float | None = None
-        self.first_created: float | None = None
         self._waiting: list[str] = []
 
     def message(self, message: dict[str, Any]) -> None:
@@ -53,6 +52,9 @@ class _Run:
                 done = str(call) if call is not None else self._waiting[0]
                 self._waiting = [other for other in self._waiting if other != done]
                 self.builder.result(done, text_chars(content), time)
+            case "user" if self.builder.turns:
+                # Not a person: the agent itself says what is wrong with a reply without an action.
+                self.builder.result(None, text_chars(content), time)
             case "user":
                 self.builder.prompt(text_chars(content), time)
 
@@ -61,7 +63,6 @@ class _Run:
         usage = mapping(response.get("usage"))
         created, before = seconds(response.get("created")), self.created
         self.created = created
-        self.first_created = self.first_created if self.first_created is not None else created
         content = message.get("content")
         calls = _actions(extra, content)
         self._waiting = list(calls)
@@ -71,6 +72,7 @@ class _Run:
                 prompt_tokens=count(usage.get("prompt_tokens")),
                 output_tokens=count(usage.get("completion_tokens")),
                 cached_tokens=count(details.get("cached_tokens")),
+                start=created,
                 output_chars=text_chars(content) + len(str(message.get("tool_calls") or "")),
                 end=time,
                 calls=calls,
@@ -117,7 +119,6 @@ def _trajectory(context: Context, file: LogFile) -> Iterator[Draft]:
         return
     config = mapping(info.get("config"))
     prefix = run.builder.system_tokens
-    start = run.builder.start
     yield Draft(
         Trajectory(
             trajectory_id=context.trajectory_id(instance),
@@ -129,7 +130,7 @@ def _trajectory(context: Context, file: LogFile) -> Iterator[Draft]:
             shared_prefix_id=f"mswe_{run.system.hexdigest()[:12]}" if prefix else None,
             shared_prefix_tokens=prefix,
             shared_prefix_est="system message chars/4" if prefix else None,
-            start_s=start if start is not None else run.first_created,
+            start_s=run.builder.start,
             turns=turns,
             n_turns=len(turns),
         )

@@ -11,6 +11,8 @@ CHARS_PER_TOKEN = 4
 """Estimate where the log has no token count; such turns say ``prompt_est``."""
 REWOUND = 0.5
 """A prompt below this share of the previous one was rewound or replaced, though the log does not say so."""
+SHORTEST_REPLY_S = 0.005
+"""No model replies faster."""
 
 HUMAN_TOOLS = frozenset({"AskUserQuestion", "ExitPlanMode", "question", "request_user_input"})
 """Tools that wait for a person."""
@@ -48,6 +50,8 @@ class Reply:
     cached_tokens: int | None = None
     output_chars: int = 0
     """Length of the logged output, for where the log has no count."""
+    start: float | None = None
+    """When it was sent, for where neither its trigger nor its latency has a time."""
     end: float | None = None
     llm_s: float | None = None
     calls: dict[str, Call] = field(default_factory=dict)
@@ -176,12 +180,12 @@ class TurnBuilder:
         if not (first or self._results or self._prompted):
             tools = bool(self._calls)
         ready = self._ready
-        if ready is not None and reply.end is not None and ready >= reply.end:
-            # No reply takes no time: this is a copied history, with the time of the copy.
+        if ready is not None and reply.end is not None and reply.end - ready < SHORTEST_REPLY_S:
+            # This is a copied history, with the time of the copy.
             ready = None
             for result in self._results:
                 result.time = None
-        begin = ready if ready is not None else _before(reply.end, reply.llm_s)
+        begin = _first_known(ready, _before(reply.end, reply.llm_s), reply.start)
         if self.start is None:
             self.start = begin
         prompt, kept, reset = self._prompt(reply)
@@ -261,6 +265,10 @@ class TurnBuilder:
 
 def _output(reply: Reply) -> int:
     return estimate(reply.output_chars) if reply.output_tokens is None else reply.output_tokens
+
+
+def _first_known(*times: float | None) -> float | None:
+    return next((time for time in times if time is not None), None)
 
 
 def _before(end: float | None, duration: float | None) -> float | None:

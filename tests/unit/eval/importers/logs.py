@@ -108,6 +108,7 @@ def codex_rollout() -> list[Json]:
         codex_count(5.1, 2100, 2000, 1500, 100),
         codex_line("event_msg", 7.4, type="exec_command_end", call_id="c1", duration=duration),
         codex_item(7.5, "function_call_output", call_id="c1", output="ok"),
+        codex_message(7.55, "user", "<subagent_notification>done</subagent_notification>"),
         codex_count(7.6, 2100, 2000, 1500, 100),
         codex_message(10, "assistant", "It links everything twice."),
         codex_count(10.1, 4350, 2200, 2000, 50),

@@ -28,6 +28,14 @@ def test_mini_swe_agent_1_has_only_whole_seconds_between_requests(imported, tmp_
     assert (first.kind, first.prompt_tokens, first.output_tokens, first.cached_tokens) == ("user", 60, 20, 8)
     assert (second.kind, second.tool_name, second.tool_args) == ("tool", "bash", '{"command": "ls src"}')
     assert (second.gap_s, second.interval_s, second.kept_tokens) == (None, 7.0, 80)
+    assert [turn.t_s for turn in item.turns] == [0.0, 7.0]
+
+
+def test_mini_swe_agent_corrects_a_reply_without_an_action_itself(imported, tmp_path) -> None:
+    document = mini_v1()
+    document["messages"][2]["content"] = "I would look at the sources."
+    (item,) = imported("mini-swe-agent", write_json(tmp_path / "a.traj.json", document))
+    assert (item.turns[1].kind, item.turns[1].tool_name) == ("tool", None)
 
 
 def test_mini_swe_agent_may_be_a_list_alone(imported, tmp_path) -> None:

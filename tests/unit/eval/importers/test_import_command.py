@@ -150,6 +150,15 @@ def test_arguments_are_bounded_and_can_be_dropped(tmp_path) -> None:
     assert [turn.tool_args for turn in next(read_traces(out)).turns] == [None, None, None]
 
 
+def test_a_heredoc_is_a_files_content(tmp_path) -> None:
+    lines = logs.claude_session()
+    command = "cat <<'EOF' > a.py\nsecret = 1\nEOF"
+    lines[5] = logs.claude_reply(4, "m1", logs.claude_call("t2", "Bash", command=command), (1, 1, 1, 1))
+    out = tmp_path / "out.jsonl"
+    assert run("claude-code", logs.write_lines(tmp_path / "s.jsonl", lines), out) == 0
+    assert next(read_traces(out)).turns[1].tool_args == """{"command": "cat <<'EOF' > a.py ..."}"""
+
+
 def test_start_is_relative_and_the_prefix_is_the_median(tmp_path) -> None:
     for number, cached in enumerate((700, 800, 8000)):
         lines = [
