@@ -25,7 +25,7 @@ MAX_OUTPUT_TOKENS = 16_384
 """Only the end of a longer output is decoded."""
 MAX_TEXT_CHARS = 32_768
 """Only the end of a longer text is parsed: some detectors take time quadratic in it."""
-SHORT_TEXT_CHARS = {"pythonic": 8_192}
+SHORT_TEXT_CHARS = {"pythonic": 4_096}
 """The same for a detector that is slower still."""
 MAX_MARKS = 128
 """An output that begins calls more often is not read, for the same reason."""
