@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ def _problems(args: Any) -> Iterator[str]:
         yield "--hicache-host-memory-mode buffer_only is not supported: it pins nodes past the cache's locks"
     if args.dcp_size > 1:
         yield "--dcp-size above 1 is not supported: chunks are not aligned to its wider pages yet"
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true"):
+        yield "SGLANG_RUST_SERVER is not supported: the Rust front end does not read what requests carry for us"
     if args.tokenizer_worker_num > 1:
         yield "--tokenizer-worker-num above 1 is not supported: SGLang loads no plugins in its tokenizer workers"
 

@@ -170,7 +170,7 @@ class AgentRadixCache(UnifiedRadixCache):
         last = self.table.end(rid, self.clock.now())
         if last is not None and last.closing:
             self._release(last)
-        self._drain_deferred()
+        self.release_deferred()
 
     def finish(self, handle: CacheRequestHandle, outcome: CacheRequestOutcome) -> None:
         super().finish(handle, outcome)
@@ -218,6 +218,11 @@ class AgentRadixCache(UnifiedRadixCache):
         if not self._signal_completion(trajectory):
             return Released(0, sum(branch.resident_tokens for branch in trajectory.branches))
         return self._release(trajectory)
+
+    def complete_session(self, session_id: str) -> None:
+        """Complete what SGLang's session of this id named, in every namespace: its session ids are server-wide."""
+        for trajectory in self.table.of_session(session_id):
+            self.complete(trajectory.key)
 
     def _signal_completion(self, trajectory: Trajectory) -> bool:
         self.stats["completed"] += 1
@@ -289,7 +294,7 @@ class AgentRadixCache(UnifiedRadixCache):
             return request_by_type[FULL] - tracker[FULL]
 
         already = tracker[FULL]
-        self._drain_deferred()
+        self.release_deferred()
         if missing() > 0:
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
                 self._evict_superseded(enough, tracker)
@@ -494,7 +499,8 @@ class AgentRadixCache(UnifiedRadixCache):
         self.stats["released_tokens"] += tracker[FULL]
         return Released(tracker[FULL], deferred)
 
-    def _drain_deferred(self) -> None:
+    def release_deferred(self) -> None:
+        """Free the completed tails that are no longer locked."""
         if not self._deferred:
             return
         tracker: Tracker = Counter()

@@ -99,13 +99,13 @@ class AgentScheduler(Scheduler):
                 cache.request_left(rid)
             # Nothing else would free what a host backup held locked when its trajectory completed. Before the
             # superclass, which may sleep until the next request.
-            cache._drain_deferred()
+            cache.release_deferred()
         super().on_idle()
 
     def close_session(self, recv_req: CloseSessionReqInput) -> None:
         super().close_session(recv_req)
         if self.agent_cache is not None:
-            self.agent_cache.complete(TrajectoryKey(Namespace(None, None), recv_req.session_id))
+            self.agent_cache.complete_session(recv_req.session_id)
 
     def get_internal_state(self, recv_req: GetInternalStateReq) -> GetInternalStateReqOutput:
         output = super().get_internal_state(recv_req)

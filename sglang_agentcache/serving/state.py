@@ -9,7 +9,20 @@ from sglang_agentcache import __version__
 if TYPE_CHECKING:
     from sglang_agentcache.cache.radix_cache import AgentRadixCache
 
-TRAJECTORY_SOURCES = ("hint", "session_id", "headers", "body fields", "lineage")
+TRAJECTORY_SOURCES = (
+    "hint",
+    "session_id",
+    "dynamo",
+    "claude-code",
+    "codex",
+    "opencode",
+    "header",
+    "anthropic-user",
+    "prompt-cache-key",
+    "previous-response",
+    "lineage",
+)
+"""Where a trajectory's identity may come from, first match first (`serving.carriers.find`)."""
 
 
 def settings(cache: AgentRadixCache) -> dict[str, Any]:

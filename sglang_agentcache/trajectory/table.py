@@ -173,6 +173,14 @@ class TrajectoryTable:
     def get(self, key: TrajectoryKey) -> Trajectory | None:
         return self._by_key.get(key)
 
+    def of_session(self, session_id: str) -> list[Trajectory]:
+        """Trajectories that requests with this SGLang session id belong to; O(trajectories)."""
+        return [
+            trajectory
+            for key, trajectory in self._by_key.items()
+            if key.trajectory_id == session_id and trajectory.source == "session_id"
+        ]
+
     def of_request(self, rid: str) -> Trajectory | None:
         return self._by_request.get(rid)
 

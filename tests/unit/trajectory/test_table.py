@@ -415,3 +415,13 @@ def test_nothing_grows_over_100_000_finished_trajectories(tree: Tree) -> None:
     sizes = {name: len(value) for name, value in vars(tree.table).items() if hasattr(value, "__len__")}
     assert max(sizes.values()) < 200, sizes
     assert len(tree.table._tails.get(1, ())) < 200
+
+
+def test_a_session_is_found_in_every_namespace_but_not_by_another_kind_of_id() -> None:
+    table = Tree().table
+    other = Namespace("tenant", None)
+    session = table.begin(key("s"), "r1", 0.0, namespace=SPACE, source="session_id")
+    elsewhere = table.begin(key("s", other), "r2", 0.0, namespace=other, source="session_id")
+    table.begin(key("s", Namespace("x")), "r3", 0.0, namespace=Namespace("x"), source="hint")
+    table.begin(key("t"), "r4", 0.0, namespace=SPACE, source="session_id")
+    assert table.of_session("s") == [session, elsewhere]

@@ -13,6 +13,14 @@ def test_requests_end_with_their_token_count(imported, tmp_path) -> None:
     assert (item.model, item.agent_version, item.shared_prefix_tokens) == ("some-codex", "0.50.0", 1500)
 
 
+def test_a_duration_may_be_logged_after_the_output(imported, tmp_path) -> None:
+    lines = codex_rollout()
+    end = next(index for index, line in enumerate(lines) if line["payload"].get("type") == "exec_command_end")
+    lines[end], lines[end + 1] = lines[end + 1], lines[end]
+    (item,) = imported("codex", write_lines(tmp_path / "rollout-1.jsonl", lines))
+    assert [turn.tool_s for turn in item.turns] == [None, 2.5, None]
+
+
 def test_without_counts_tokens_are_estimates(imported, tmp_path) -> None:
     lines = [line for line in codex_rollout() if line["payload"].get("type") != "token_count"]
     (item,) = imported("codex", write_lines(tmp_path / "rollout-1.jsonl", lines))

@@ -1,0 +1,83 @@
+"""What a server with our cache may be started with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_agentcache.config import ConfigError
+from sglang_agentcache.support import check, is_wanted, version_problem
+
+DEFAULTS: dict[str, Any] = {
+    "radix_eviction_policy": "rr",
+    "radix_eviction_policy_config": None,
+    "radix_cache_backend": None,
+    "page_size": 16,
+    "disable_radix_cache": False,
+    "enable_session_radix_cache": False,
+    "enable_streaming_session": False,
+    "enable_lmcache": False,
+    "enable_flexkv": False,
+    "enable_unified_cache_external_linker": False,
+    "hicache_host_memory_mode": "cache",
+    "dcp_size": 1,
+    "tokenizer_worker_num": 1,
+}
+
+
+def arguments(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(**DEFAULTS | changes)
+
+
+def test_defaults_pass() -> None:
+    assert check(arguments(), SimpleNamespace(is_hybrid_swa=False), uses_ssm=False).policy == "rr"
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        ({"radix_cache_backend": "flexkv"}, "--radix-cache-backend flexkv"),
+        ({"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+        ({"enable_streaming_session": True}, "--enable-streaming-session"),
+        ({"enable_lmcache": True}, "--enable-lmcache"),
+        ({"enable_flexkv": True}, "--enable-flexkv"),
+        ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker"),
+        ({"hicache_host_memory_mode": "buffer_only"}, "--hicache-host-memory-mode buffer_only"),
+        ({"dcp_size": 2}, "--dcp-size"),
+        ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
+        ({"radix_eviction_policy_config": {"chunk_tokens": 8}}, "chunk_tokens"),
+    ],
+)
+def test_each_refusal_names_its_flag(changes: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(arguments(**changes), SimpleNamespace(is_hybrid_swa=False), uses_ssm=False)
+    sentence = str(refused.value)
+    assert flag in sentence and sentence.endswith(".") and "\n" not in sentence
+
+
+def test_models_that_cannot_be_cut() -> None:
+    with pytest.raises(ConfigError, match="sliding-window"):
+        check(arguments(), SimpleNamespace(is_hybrid_swa=True), uses_ssm=False)
+    with pytest.raises(ConfigError, match="recurrent"):
+        check(arguments(), SimpleNamespace(is_hybrid_swa=False), uses_ssm=True)
+
+
+def test_the_rust_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+    with pytest.raises(ConfigError, match="SGLANG_RUST_SERVER"):
+        check(arguments(), SimpleNamespace(is_hybrid_swa=False), uses_ssm=False)
+
+
+def test_who_wants_the_cache() -> None:
+    assert is_wanted(arguments())
+    assert is_wanted(arguments(radix_eviction_policy="lru", radix_cache_backend="agentcache"))
+    assert not is_wanted(arguments(radix_eviction_policy="lru"))
+
+
+def test_versions() -> None:
+    assert version_problem("0.5.23") is None
+    problem = version_problem("0.6.0")
+    assert problem is not None and "0.6.0" in problem and "0.5.23" in problem
