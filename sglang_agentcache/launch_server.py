@@ -29,10 +29,14 @@ def prepare_cpu(argv: list[str]) -> list[str]:
         return argv
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    tp_size = int(_value(argv, "--tp") or _value(argv, "--tp-size") or _value(argv, "--tensor-parallel-size") or 1)
+    tp_size = int(
+        _value(argv, "--tp") or _value(argv, "--tp-size") or _value(argv, "--tensor-parallel-size") or 1
+    )
     if tp_size > 1:
         cores = os.cpu_count() or 1
-        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(str(rank % cores) for rank in range(tp_size)))
+        os.environ.setdefault(
+            "SGLANG_CPU_OMP_THREADS_BIND", "|".join(str(rank % cores) for rank in range(tp_size))
+        )
     extra = [] if "--sleep-on-idle" in argv else ["--sleep-on-idle"]
     if "--enable-hierarchical-cache" in argv or "--enable-hicache" in argv:
         for flag, value in (("--hicache-io-backend", "direct"), ("--hicache-mem-layout", "layer_first")):
@@ -55,7 +59,9 @@ def main(argv: list[str]) -> None:
         parser().print_help()
     allowed = os.environ.get("SGLANG_PLUGINS")
     if allowed and "agentcache" not in {name.strip() for name in allowed.split(",")}:
-        raise SystemExit(f"agentcache: SGLANG_PLUGINS={allowed} leaves this package out; add agentcache to it.")
+        raise SystemExit(
+            f"agentcache: SGLANG_PLUGINS={allowed} leaves this package out; add agentcache to it."
+        )
 
     from importlib.metadata import version
 

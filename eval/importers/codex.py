@@ -41,14 +41,11 @@ class _Rollout:
         self._reply: Reply | None = None
         self._counted = False
         self._total: object = None
-        self._durations: dict[str, float] = {}
 
     def item(self, payload: dict[str, Any], time: float | None) -> None:
         kind, role = name(payload.get("type")), payload.get("role")
         if kind in OUTPUTS:
-            call_id = str(payload.get("call_id"))
-            duration = self._durations.pop(call_id, None)
-            self.builder.result(call_id, text_chars(payload.get("output")), time, duration)
+            self.builder.result(str(payload.get("call_id")), text_chars(payload.get("output")), time)
         elif kind == "message" and (role in ("developer", "system") or _injected(payload)):
             self.builder.text(text_chars(payload.get("content")))
         elif kind == "message" and role == "user":
@@ -76,7 +73,7 @@ class _Rollout:
         elif kind in REPLACED:
             self.builder.compact()
         elif kind in DURATIONS and (duration := _duration(payload.get("duration"))) is not None:
-            self._durations[str(payload.get("call_id"))] = duration
+            self.builder.duration(str(payload.get("call_id")), duration)
 
     def _usage(self, info: object) -> None:
         """The counts of the open reply; the event is repeated with the same total for rate limits."""

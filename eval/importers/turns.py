@@ -33,6 +33,7 @@ class Call:
 
 @dataclass
 class _Result:
+    call_id: str | None
     call: Call | None
     time: float | None
     seconds: float | None
@@ -82,6 +83,7 @@ class TurnBuilder:
         self._previous: float | None = None
         self._calls: dict[str, Call] = {}
         self._positions: dict[str, int] = {}
+        self._durations: dict[str, float] = {}
         self._perm: str | None = None
         self._open: Reply | None = None
         self._after: list[Callable[[], None]] = []
@@ -107,6 +109,10 @@ class TurnBuilder:
         after, self._after = self._after, []
         for give in after:
             give()
+        for result in self._results:
+            if result.seconds is None and result.call_id is not None:
+                result.seconds = self._durations.get(result.call_id)
+        self._durations.clear()
 
     def _deferred(self, give: Callable[[], None]) -> bool:
         if self._open is not None:
@@ -157,9 +163,13 @@ class TurnBuilder:
             return  # Logged twice.
         self._chars += chars
         human = human or (call is not None and call.name in HUMAN_TOOLS)
-        self._results.append(_Result(call, time, seconds, human, position))
+        self._results.append(_Result(call_id, call, time, seconds, human, position))
         self._prompted = False
         self._ready = time
+
+    def duration(self, call_id: str, seconds: float) -> None:
+        """The recorded duration of a call whose result comes, or came, before the next reply begins."""
+        self._durations[call_id] = seconds
 
     def compact(self) -> None:
         """The context was compacted or replaced: what comes next starts a new one."""
