@@ -49,10 +49,23 @@ def test_every_schedule_policy(schedule, tau, tau_pool, simulate):
     assert outcome.finished
 
 
-def test_without_pressure_all_policies_are_equal_byte_for_byte(tau, simulate):
-    enough = sum(turn.prompt_tokens + turn.output_tokens for item in tau for turn in item.turns)
-    results = {name: lines(simulate(name, tau, 12, enough)) for name in baselines.names()}
-    assert len(set(results.values())) == 1
+@pytest.fixture(scope="module")
+def enough(tau) -> int:
+    return sum(turn.prompt_tokens + turn.output_tokens for item in tau for turn in item.turns)
+
+
+def test_without_pressure_all_policies_are_equal_byte_for_byte(tau, enough, simulate):
+    names = [name for name in baselines.names() if not baseline(name).completion]
+    results = {lines(simulate(name, tau, 12, enough, completion=False)) for name in names}
+    assert len(results) == 1
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a completed trajectory that is the only live user of a system prompt releases it (AgentRadixCache)",
+)
+def test_without_pressure_completion_costs_nothing(tau, enough, simulate):
+    assert lines(simulate("rr", tau, 12, enough)) == lines(simulate("lru", tau, 12, enough))
 
 
 def test_the_same_input_gives_the_same_bytes_and_another_order_does_not(tau, tau_pool, simulate):
