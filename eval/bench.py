@@ -104,7 +104,7 @@ class Bench:
 
     def _turn_idle(self, number: int, tokens: array[int], node: int | None) -> None:
         from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
-        from sglang_agentcache.trajectory.table import PathNode
+        from sglang_agentcache.trajectory.model import PathNode
 
         self.seconds += 1.0
         table, rid, namespace = self.cache.table, f"r{number}", Namespace()
