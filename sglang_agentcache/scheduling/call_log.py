@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 from sglang_agentcache.predictor.tool_calls import ToolCall
 from sglang_agentcache.trajectory.identity import TrajectoryKey
@@ -38,7 +39,7 @@ class CallLog:
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        self._queue: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_QUEUED)
+        self._queue: queue.Queue[Any] = queue.Queue(_MAX_QUEUED)
         self._file = _File(path, max_bytes // 2)
         self._entrance = _Entrance(self._queue)
         self._listener = _Listener(self._queue, self._file)
@@ -97,9 +98,13 @@ class _Entrance(QueueHandler):
 
 
 class _Listener(QueueListener):
+    def __init__(self, lines: queue.Queue[Any], file: logging.Handler) -> None:
+        super().__init__(lines, file)
+        self._lines = lines
+
     def enqueue_sentinel(self) -> None:
         # The superclass does not wait for room in the queue.
-        self.queue.put(None)
+        self._lines.put(None)
 
 
 class _File(RotatingFileHandler):

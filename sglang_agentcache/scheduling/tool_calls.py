@@ -115,8 +115,8 @@ class ToolCallReader:
         return None if found or finished_by_length or not whole else ()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        # The marks around calls are special tokens in many models.
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        # With special tokens, as is every tokenizer's default: in many models they are the marks around calls.
+        return str(self.tokenizer.decode(list(ids)))
 
     def _answer(self, text: str, prompt_ids: Sequence[int]) -> str:
         """What follows the reasoning section; "" inside one.

@@ -44,7 +44,7 @@ class Characters:
 
     is_fast = True
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: list[int]) -> str:
         return "".join(map(chr, ids))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
