@@ -1,0 +1,1 @@
+"""How long an idle trajectory will stay idle, from its pending tool calls and its own past."""
