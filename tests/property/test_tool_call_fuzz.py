@@ -28,7 +28,7 @@ from sglang_agentcache.serving.tools import declared_tools
 # Parsers that need a tokenizer of their own model.
 PARSERS = [name for name in TOOL_CALL_PARSER_NAMES if name != "response_template"]
 BOUND_S = 0.5
-"""CPU seconds for the worst text of the slowest detector: 0.14 s here; most take 1 to 5 ms."""
+"""CPU seconds for the worst text of the slowest detector; most take 1 to 5 ms."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<tool_call>\n", "\n</tool_call>", "<function=a>", "<parameter=a>"),
