@@ -31,12 +31,22 @@ OUTPUT_TOKENS = 150
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("evict", "growth"), help="evict: time; growth: memory over trajectories")
-    parser.add_argument("--idle", default="10,100,1000,10000", help="idle trajectories (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="turns of 450 tokens each (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=30, help="timed evictions per case (default: %(default)s)")
+    parser.add_argument(
+        "what", choices=("evict", "growth"), help="evict: time; growth: memory over trajectories"
+    )
+    parser.add_argument(
+        "--idle", default="10,100,1000,10000", help="idle trajectories (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, help="turns of 450 tokens each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="timed evictions per case (default: %(default)s)"
+    )
     parser.add_argument("--trajectories", type=int, default=100_000, help="for growth (default: %(default)s)")
-    parser.add_argument("--core", choices=("rust", "python"), default="rust", help="tree core (default: %(default)s)")
+    parser.add_argument(
+        "--core", choices=("rust", "python"), default="rust", help="tree core (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="also write the rows as JSON to this file")
 
 
@@ -212,7 +222,9 @@ def main(args: argparse.Namespace) -> int:
     prepare_process()
     rows = evict_rows(args) if args.what == "evict" else growth_rows(args)
     if args.what == "evict":
-        print(f"{'idle':>7} {'tokens':>7} {'rr p50 us':>10} {'p99':>8} {'lru p50 us':>11} {'p99':>8} {'rr/lru':>7}")
+        print(
+            f"{'idle':>7} {'tokens':>7} {'rr p50 us':>10} {'p99':>8} {'lru p50 us':>11} {'p99':>8} {'rr/lru':>7}"
+        )
         for row in rows:
             print(
                 f"{row['idle']:>7} {row['need_tokens']:>7} {row['rr_us']['p50']:>10} {row['rr_us']['p99']:>8}"
