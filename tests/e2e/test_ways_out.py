@@ -135,7 +135,7 @@ def test_retraction_under_memory_pressure_ends_clean(
 def test_disconnects_and_completions_while_requests_are_retracted(
     server: Running, client: Client, rng: random.Random
 ) -> None:
-    prompts = [random_tokens(rng, 60) for _ in range(8)]
+    """Whether a round has a retraction depends on who leaves when: there are several."""
 
     def leave_early(agent: int) -> None:
         with client.streaming(prompts[agent], f"agent-{agent}", 450, overcommit=True) as stream:
@@ -146,7 +146,11 @@ def test_disconnects_and_completions_while_requests_are_retracted(
                     return
 
     before = server.log_text().count("Retract requests")
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        list(pool.map(leave_early, range(len(prompts))))
-    assert client.settled()["trajectories"] == {"active": 0, "idle": 4, "completed": 0}
-    assert server.log_text().count("Retract requests") > before
+    for _ in range(8):
+        prompts = [random_tokens(rng, 60) for _ in range(8)]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(leave_early, range(len(prompts))))
+        assert client.settled()["trajectories"] == {"active": 0, "idle": 4, "completed": 0}
+        if server.log_text().count("Retract requests") > before:
+            return
+    pytest.fail("no request was ever retracted")
