@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--pressure",
         type=float,
-        default=1.25,
+        default=1.35,
         help="expected live KV as a multiple of the pool (%(default)s)",
     )
     add("--pool-tokens", type=int, help="size of the KV pool instead of one derived from --pressure")
