@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from msgspec.structs import replace
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefParams,
@@ -73,6 +74,7 @@ class TailEvictingCache(UnifiedRadixCache):
         self._tails: TailReader | None = None
         self._leaving: TreePathNodeInfo | None = None
         self._spare_active = False
+        self._held_frees: list[torch.Tensor] | None = None
         super().__init__(params)
         self._tails = TailReader(self.tree_core)
 
@@ -174,16 +176,23 @@ class TailEvictingCache(UnifiedRadixCache):
 
     @contextmanager
     def _batched_frees(self) -> Iterator[None]:
-        """One allocator free for all cuts of a call: a free costs O(pool) (BaseTokenToKVPoolAllocator)."""
-        allocator = self.token_to_kv_pool_allocator
-        if allocator.free_group is not None:
-            yield
-            return
-        allocator.free_group_begin()
+        """One allocator free for all cuts of a call: a free costs O(pool) (BaseTokenToKVPoolAllocator).
+
+        The allocator's own free groups copy what they hold; what leaves the tree is nobody else's already.
+        """
+        held: list[torch.Tensor] = []
+        self._held_frees = held
         try:
             yield
         finally:
-            allocator.free_group_end()
+            self._held_frees = None
+            if held:
+                self._drain_device_frees({FULL: [torch.cat(held)]})
+
+    def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
+        if self._held_frees is not None and FULL in device_frees:
+            self._held_frees += device_frees.pop(FULL)
+        super()._drain_device_frees(device_frees)
 
     def _evict_superseded(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         for node in list(self.table.superseded):
