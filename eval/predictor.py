@@ -11,7 +11,7 @@ import numpy as np
 from sglang_agentcache.predictor.baselines import Baselines
 from sglang_agentcache.predictor.evaluation import evaluate, tool_rows
 from sglang_agentcache.predictor.metrics import score
-from sglang_agentcache.predictor.records import WaitRecords, read_records
+from sglang_agentcache.predictor.records import WaitRecords, add_trace_argument, read_records
 from sglang_agentcache.predictor.store import load, read_about
 
 
@@ -20,14 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", type=Path, required=True, metavar="DIR", help="artefact of sglang_agentcache.train"
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="agent traces or call logs, JSON lines, plain or gzip",
-    )
+    add_trace_argument(parser)
     parser.add_argument(
         "--source",
         action="append",

@@ -21,7 +21,7 @@ from sglang_agentcache.predictor.baselines import Baselines, wait_name
 from sglang_agentcache.predictor.duration import ESTIMATORS, DurationPredictor
 from sglang_agentcache.predictor.evaluation import evaluate, tool_rows
 from sglang_agentcache.predictor.metrics import score
-from sglang_agentcache.predictor.records import WaitRecords, read_records
+from sglang_agentcache.predictor.records import WaitRecords, add_trace_argument, read_records
 from sglang_agentcache.predictor.store import save
 
 #: Fewest finished tool waits, in training and in validation, for scores that mean something.
@@ -130,14 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m sglang_agentcache.train", description=__doc__.split("\n\n")[1]
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="agent traces or call logs, JSON lines, plain or gzip",
-    )
+    add_trace_argument(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the artefact")
     parser.add_argument("--estimator", choices=ESTIMATORS, default="stacked")
     parser.add_argument(

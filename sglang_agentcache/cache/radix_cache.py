@@ -62,7 +62,6 @@ class AgentRadixCache(TailEvictingCache):
             now,
             namespace=identity.Namespace(req.extra_key, req.cache_salt),
             source=source,
-            parent=found.hints.parent_id,
             hints=found.hints,
         )
         self._in_flight[req.rid] = req

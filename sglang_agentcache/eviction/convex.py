@@ -16,7 +16,7 @@ import numpy as np
 from sglang_agentcache.predictor.duration import PreparedWait
 
 from .base import IdleTrajectory
-from .ranked import REBUILD_INTERVAL, RankedPolicy, _said_left, _waits
+from .ranked import REBUILD_INTERVAL, RankedPolicy, prepared_waits, said_left
 
 EXPONENT = 0.25
 """Chosen in the simulator: shorter tails than `rr` at a smaller cost in the mean than 0.5 (docs/results.md)."""
@@ -96,7 +96,7 @@ class Convex(RankedPolicy):
         if self.rate == "inverse":
             return np.asarray(1.0 / np.maximum(self.remaining_s(trajectories, elapsed_s, None), 1e-3))
         tau = self.turnover_s
-        waits: list[PreparedWait | None] = _waits(trajectories)
+        waits: list[PreparedWait | None] = prepared_waits(trajectories)
         predicted = np.asarray(self.predictor.return_rate(waits, elapsed_s, tau))
-        said = _said_left(trajectories, elapsed_s)
+        said = said_left(trajectories, elapsed_s)
         return np.where(np.isnan(said), predicted, np.exp(-np.nan_to_num(said) / tau))

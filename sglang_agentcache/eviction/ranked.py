@@ -133,8 +133,8 @@ class RankedPolicy(EvictionPolicy):
         self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, horizon: float | None
     ) -> Any:
         """Expected idle time left in seconds, [n]; a client's own word counts until it has passed."""
-        left = self.predictor.expected_remaining(_waits(trajectories), elapsed_s, horizon)
-        said = _said_left(trajectories, elapsed_s)
+        left = self.predictor.expected_remaining(prepared_waits(trajectories), elapsed_s, horizon)
+        said = said_left(trajectories, elapsed_s)
         return np.where(np.isnan(said), left, said)
 
     def _rank(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
@@ -169,11 +169,11 @@ def _memo(trajectory: IdleTrajectory) -> Memo:
     return memo
 
 
-def _waits(trajectories: Sequence[IdleTrajectory]) -> list[PreparedWait | None]:
+def prepared_waits(trajectories: Sequence[IdleTrajectory]) -> list[PreparedWait | None]:
     return [_memo(trajectory).wait for trajectory in trajectories]
 
 
-def _said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
+def said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
     """Seconds left by what clients said of their idle time; NaN where they said nothing or were wrong."""
     said = np.array(
         [math.nan if (expected := _memo(t).expected_s) is None else expected for t in trajectories],

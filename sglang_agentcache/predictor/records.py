@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -13,6 +14,18 @@ import numpy as np
 
 from sglang_agentcache.predictor.censoring import fold_of
 from sglang_agentcache.predictor.tool_calls import MAX_NAME_CHARS, ToolCall, Wait
+
+
+def add_trace_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that calls `read_records`."""
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="agent traces or call logs, JSON lines, plain or gzip",
+    )
 
 
 @dataclass(slots=True)

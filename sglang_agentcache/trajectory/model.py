@@ -79,18 +79,16 @@ class Trajectory:
         "interleaves",
         "key",
         "memo",
-        "parent",
         "parked",
         "requests",
         "serial",
         "source",
     )
 
-    def __init__(self, key: TrajectoryKey, serial: int, source: str, parent: str | None) -> None:
+    def __init__(self, key: TrajectoryKey, serial: int, source: str) -> None:
         self.key = key
         self.serial = serial
         self.source = source
-        self.parent = parent
         self.requests: dict[str, int] = {}
         self.branches: list[Branch] = []
         self.idle_since = 0.0

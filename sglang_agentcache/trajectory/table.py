@@ -94,7 +94,6 @@ class TrajectoryTable:
         *,
         namespace: Namespace,
         source: str = "unknown",
-        parent: str | None = None,
         hints: Any = None,
     ) -> Trajectory:
         """A request has entered the queue: its trajectory is active from here until `end`.
@@ -110,7 +109,7 @@ class TrajectoryTable:
         trajectory = self._by_key.get(key)
         if trajectory is None:
             self._make_room(now)
-            trajectory = Trajectory(key, self._next_serial, source, parent)
+            trajectory = Trajectory(key, self._next_serial, source)
             self._by_key[key] = trajectory
         if not trajectory.requests and self._leave_idle(trajectory):
             idle_s = now - trajectory.idle_since
