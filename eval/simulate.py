@@ -22,13 +22,13 @@ from eval import dataset, scale, summary
 from eval.replay import add_scale_arguments, scale_from
 from eval.sim import baselines
 from eval.sim.cost import GPUS, MODELS, CostModel, MeasuredCost, RooflineCost, roofline
+from eval.sim.schedules import SCHEDULES, Schedule
 from eval.trace import Trajectory, read_traces
 
 if TYPE_CHECKING:
     from eval.sim.sweep import Sweep
 
 DEFAULT_POLICIES = "lru,lru+completion,rr,oracle"
-SCHEDULES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "lof")
 HUMAN_GAP_CAP_S = 600.0
 """Nobody keeps KV in mind for longer; without a cap one overnight pause decides a run's makespan."""
 RESERVE_TOKENS = 64
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_POLICIES,
         help=f"separated by commas, options after a colon (rr:tiers=on): {', '.join(baselines.names())}",
     )
-    add("--schedule", default="fcfs", help=f"SGLang's --schedule-policy: {', '.join(SCHEDULES)}")
+    add("--schedule", default="fcfs", help=f"--schedule-policy, separated by commas: {', '.join(SCHEDULES)}")
     add("--admission", default="off", choices=["off"], help="trajectory admission")
     add("--concurrency", default="8,16,32", help="live agents, separated by commas (%(default)s)")
     add("--seed", default="0", help="of sample, order and drawn gaps, separated by commas (%(default)s)")
@@ -155,8 +155,10 @@ def plan(args: argparse.Namespace) -> Sweep:
             config_for(policy, baselines.Facts())
     schedules = args.schedule.split(",")
     for name in schedules:
-        if name not in SCHEDULES:
-            raise ValueError(f"--schedule: allowed are {', '.join(SCHEDULES)}; got {name!r}")
+        try:
+            Schedule.parse(name)
+        except ValueError as error:
+            raise ValueError(f"--schedule: {error}") from None
     for flag, value, minimum in (
         ("--jobs", args.jobs, 1),
         ("--decode-workers", args.decode_workers, 0),

@@ -3,5 +3,8 @@
 
 def file_stem(policy: str, schedule: str, concurrency: int, seed: int) -> str:
     """Name of a run's files, without the ending."""
-    safe = "".join(letter if letter.isalnum() or letter in "+-." else "_" for letter in policy)
-    return f"{safe}.{schedule}.c{concurrency}.s{seed}"
+    safe = (
+        "".join(letter if letter.isalnum() or letter in "+-." else "_" for letter in name)
+        for name in (policy, schedule)
+    )
+    return f"{'.'.join(safe)}.c{concurrency}.s{seed}"

@@ -23,7 +23,9 @@ from sglang.srt.mem_cache.common import checkpoint_kv_cache, evict_from_tree_cac
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from eval.sim.cost import CostModel
+from eval.sim.schedules import Schedule
 from eval.sim.world import PAGE_SIZE, World
+from sglang_agentcache.scheduling.prefix_aware import OneChunkedAdder, PrefixAwarePolicy
 
 MAX_BURST = 512
 """Decode steps that are taken at once when nothing can happen in between."""
@@ -35,7 +37,7 @@ class SimulationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """SGLang's server arguments of one worker."""
+    """SGLang's server arguments of one worker. ``schedule``: as `eval.sim.schedules` names them."""
 
     schedule: str = "fcfs"
     chunked_prefill_size: int = 8192
@@ -102,11 +104,20 @@ class Worker:
         self.step: Step | None = None
         self._chunked: Req | None = None
         self._joining: list[Req] = []
-        self._policy = SchedulePolicy(settings.schedule, self.cache, False, False, False)
+        self._policy = self._schedule_policy()
+        self._adder = OneChunkedAdder if isinstance(self._policy, PrefixAwarePolicy) else PrefillAdder
         self._ratio = NewTokenRatioTracker.from_config()
         self._processed_tokens = 0
         self.prefill_tokens = 0
         self.retractions = 0
+
+    def _schedule_policy(self) -> SchedulePolicy:
+        schedule = Schedule.parse(self.settings.schedule)
+        if schedule.patience is None:
+            return SchedulePolicy(schedule.name, self.cache, False, False, False)
+        return PrefixAwarePolicy(
+            self.cache, patience=schedule.patience, batch_tokens=self.settings.chunked_prefill_size
+        )
 
     # ---- requests ----
 
@@ -189,7 +200,7 @@ class Worker:
         if (running.batch_is_full or not self.waiting) and self._chunked is None:
             return None
         self._policy.calc_priority(self.waiting, running, processed_tokens=self._processed_tokens)
-        adder = PrefillAdder(
+        adder = self._adder(
             PAGE_SIZE,
             self.cache,
             self.allocator,

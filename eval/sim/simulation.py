@@ -19,6 +19,7 @@ from eval.sim.cost import CostModel
 from eval.sim.decode import DecodeWorker
 from eval.sim.pressure import Demand
 from eval.sim.scheduler import Settings, SimulationError, Worker
+from eval.sim.schedules import Schedule
 from eval.sim.tokens import Context, Ids
 from eval.sim.world import World
 from eval.trace import Trajectory
@@ -122,7 +123,7 @@ class Simulation:
             rows=run.concurrency + 1,
             max_context=self._longest,
             now=lambda: self._now,
-            server_args={"schedule_policy": run.settings.schedule},
+            server_args={"schedule_policy": Schedule.parse(run.settings.schedule).name},
         )
         with world:
             worker = self._worker = Worker(
