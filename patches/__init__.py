@@ -19,6 +19,8 @@ SCHEDULER_PATCHES = ("scheduler_class", "default_cache_factory")
 """For the processes that run a scheduler."""
 LAUNCHER_PATCHES = (
     "server_args_check",
+    "schedule_policy_choices",
+    "priority_check",
     "http_launch_server",
     "http_generate",
     "tokenizer_generate_request",

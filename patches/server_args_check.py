@@ -8,11 +8,11 @@ from typing import Any
 
 from sglang_agentcache.config import ConfigError
 from sglang_agentcache.patches.fingerprint import Patch
-from sglang_agentcache.support import check, is_wanted
+from sglang_agentcache.support import check, check_schedule, is_wanted
 
 
 def check_agentcache_args(_result: None, server_args: Any) -> None:
-    """Check the arguments of a server that wants our cache; others pass untouched.
+    """Check the arguments of a server that wants our cache or our order; others pass untouched.
 
     Raises:
         SystemExit: started from a command line.
@@ -23,11 +23,11 @@ def check_agentcache_args(_result: None, server_args: Any) -> None:
     from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
 
     args = resolving_view(server_args)
-    if not is_wanted(args):
-        return
     try:
-        model = ModelConfig.from_server_args(server_args)
-        check(args, model, uses_ssm=uses_ssm_state(model))
+        check_schedule(args)
+        if is_wanted(args):
+            model = ModelConfig.from_server_args(server_args)
+            check(args, model, uses_ssm=uses_ssm_state(model))
     except ConfigError as error:
         # prepare_server_args leaves this mark on arguments that came from a command line.
         if getattr(server_args, "_launch_command", None) is not None:

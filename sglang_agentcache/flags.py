@@ -7,15 +7,18 @@ inherit. The variables alone do the same, for `sglang serve`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
 from .config import ConfigError
+from .scheduling.order import DEFAULT_PATIENCE, PREFIX_AWARE
 
 PREFIX = "--agentcache-"
 CALL_LOG = "SGLANG_AGENTCACHE_CALL_LOG"
 CALL_LOG_BYTES = "SGLANG_AGENTCACHE_CALL_LOG_BYTES"
+PATIENCE = "SGLANG_AGENTCACHE_PATIENCE"
 
 DEFAULT_BYTES = 64 << 20
 MIN_BYTES = 64 << 10
@@ -45,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"size of the log and its predecessor FILE.1 together (default {DEFAULT_BYTES}); also {CALL_LOG_BYTES}",
     )
+    flags.add_argument(
+        PREFIX + "patience",
+        metavar="X",
+        help=f"--schedule-policy {PREFIX_AWARE}: later requests overtake one for at most X prefill tokens per token "
+        f"that it needs (default {DEFAULT_PATIENCE:g}; 0 is fcfs, inf never ages); also {PATIENCE}",
+    )
     return made
 
 
@@ -58,11 +67,13 @@ def take(argv: Sequence[str], environment: MutableMapping[str, str] = os.environ
     for arg in rest:
         if arg.startswith(PREFIX):
             raise ConfigError(
-                f"unknown flag {arg.partition('=')[0]}; allowed are {PREFIX}call-log, {PREFIX}call-log-bytes"
+                f"unknown flag {arg.partition('=')[0]}; allowed are {PREFIX}call-log, {PREFIX}call-log-bytes, "
+                f"{PREFIX}patience"
             )
     for name, value in (
         (CALL_LOG, given.agentcache_call_log),
         (CALL_LOG_BYTES, given.agentcache_call_log_bytes),
+        (PATIENCE, given.agentcache_patience),
     ):
         if value is not None:
             environment[name] = value
@@ -84,8 +95,25 @@ def call_log_bytes(environment: MutableMapping[str, str] = os.environ) -> int:
     return int(value)
 
 
+def patience(environment: MutableMapping[str, str] = os.environ) -> float:
+    """How long a request of `--schedule-policy prefix-aware` lets others pass, see `scheduling.order`.
+
+    Raises:
+        ConfigError: not a number of at least 0.
+    """
+    text = environment.get(PATIENCE, str(DEFAULT_PATIENCE))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise ConfigError(f"{PREFIX}patience ({PATIENCE}) must be a number of at least 0; got {text!r}")
+    return value
+
+
 def check(environment: MutableMapping[str, str]) -> None:
-    """Check our environment variables; raises as `call_log_bytes`."""
+    """Check our environment variables; raises as `call_log_bytes` and `patience`."""
     call_log_bytes(environment)
+    patience(environment)
     if environment.get(CALL_LOG) == "":
         raise ConfigError(f"{PREFIX}call-log ({CALL_LOG}) must name a file")

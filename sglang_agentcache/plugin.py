@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from .config import BACKEND
 from .eviction import POLICIES
+from .scheduling.order import POLICY_NAMES
 from .support import version_problem
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def activate() -> None:
     """Register policy names, the cache backend and the hooks. Idempotent within a process."""
     problem = version_problem(version("sglang"))
     if problem is not None:
-        if {BACKEND, *POLICIES} & set(sys.argv):
+        if {BACKEND, *POLICIES, *POLICY_NAMES} & set(sys.argv):
             raise SystemExit(f"agentcache: {problem}")
         logger.warning("agentcache: inactive: %s", problem)
         return

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from . import flags
 from .config import BACKEND, POLICY_FLAG, AgentCacheConfig, ConfigError
+from .scheduling.order import POLICY_NAMES
 
 SUPPORTED_SGLANG = ("0.5.23",)
 
@@ -57,6 +58,24 @@ def _problems(args: Any) -> Iterator[str]:
         yield "SGLANG_RUST_SERVER is not supported: the Rust front end does not read what requests carry for us"
     if args.tokenizer_worker_num > 1:
         yield "--tokenizer-worker-num above 1 is not supported: SGLang loads no plugins in its tokenizer workers"
+
+
+def check_schedule(args: Any) -> None:
+    """Check resolved server arguments of a server that wants a schedule policy of ours, with whatever cache.
+
+    Raises:
+        ConfigError: one sentence that names the flag and what is allowed.
+    """
+    if args.schedule_policy not in POLICY_NAMES:
+        return
+    who = f"--schedule-policy {args.schedule_policy}"
+    flags.patience(os.environ)
+    if args.disable_radix_cache:
+        raise ConfigError(f"{who} needs the prefix cache; drop --disable-radix-cache, or use fcfs.")
+    if args.dllm_algorithm is not None:
+        raise ConfigError(
+            f"{who}: --dllm-algorithm is not supported: its queue does not count prefill; use fcfs."
+        )
 
 
 def check(args: Any, model: ModelTraits | None, uses_ssm: bool) -> AgentCacheConfig:
