@@ -37,6 +37,8 @@ class AgentRadixCache(TailEvictingCache):
     def __init__(self, params: CacheInitParams, config: AgentCacheConfig, clock: Clock) -> None:
         self.tool_calls_of: Callable[[Req], tuple[ToolCall, ...] | None] | None = None
         """Reads the tool calls off a finished request's output; None: only what clients declare is known."""
+        self.on_finished: Callable[[Req, Trajectory], None] | None = None
+        """Told of every request that finishes with KV, while its trajectory is still active."""
         self._final_requests: set[str] = set()
         self._in_flight: dict[str, Req] = {}
         super().__init__(params, config, clock)
@@ -66,6 +68,8 @@ class AgentRadixCache(TailEvictingCache):
         )
         self._in_flight[req.rid] = req
         self.stats[f"requests_by_source.{source}"] += 1
+        for said in found.hints.said():
+            self.stats[f"hints.request.{said}"] += 1
         # Parallel sampling sends a copy ahead that only warms the prefix, with the same hints.
         if found.hints.final and req.sampling_params.max_new_tokens != 0:
             self._final_requests.add(req.rid)
@@ -104,6 +108,8 @@ class AgentRadixCache(TailEvictingCache):
             return
         self._record(trajectory, req)
         if req.finished():
+            if self.on_finished is not None:
+                self.on_finished(req, trajectory)
             self._note_tool_calls(trajectory, req)
             self._leave(req.rid)
 
@@ -113,7 +119,10 @@ class AgentRadixCache(TailEvictingCache):
         if self.tool_calls_of is None or hints.tool_calls is not None:
             return
         if not isinstance(req.finished_reason, FINISH_ABORT):
-            trajectory.hints = replace(hints, tool_calls=self.tool_calls_of(req))
+            calls = self.tool_calls_of(req)
+            outcome = "unreadable" if calls is None else "tool_calls" if calls else "no_call"
+            self.stats[f"hints.output.{outcome}"] += 1
+            trajectory.hints = replace(hints, tool_calls=calls)
 
     def _contradicts(self, key: identity.TrajectoryKey, continued: Trajectory | None) -> bool:
         """Whether a request can hardly belong to the trajectory that a vague id names.

@@ -11,6 +11,7 @@ import heapq
 import logging
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from .base import EvictionPolicy, IdleTrajectory
 
 logger = logging.getLogger(__name__)
 
+BASES = ("client", "tool_call", "person", "prior")
+"""What a prediction may rest on: the client's own word, tool calls, that none was made, nothing."""
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
 GENERATED_WAITS = 5_000
@@ -80,6 +83,8 @@ class RankedPolicy(EvictionPolicy):
         self._heap: list[tuple[float, int, int]] = []
         self._evictions = 0
         self._fell_back = False
+        self.forecasts: Counter[str] = Counter()
+        """Waits by what their prediction rests on (`BASES`); "failed" counts trajectories ranked without one."""
 
     @abstractmethod
     def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
@@ -96,6 +101,8 @@ class RankedPolicy(EvictionPolicy):
         waits_for: object = ToolCall("") if calls is None else (tuple(calls) or None)
         memo.wait = self.predictor.prepare(waits_for, memo.history)
         memo.expected_s = getattr(hints, "expected_idle_s", None)
+        basis = "prior" if calls is None else "tool_call" if calls else "person"
+        self.forecasts["client" if memo.expected_s is not None else basis] += 1
         self._joined[trajectory.serial] = trajectory
         self._rank([trajectory], now)
 
@@ -148,6 +155,7 @@ class RankedPolicy(EvictionPolicy):
             if not self._fell_back:
                 logger.exception("agentcache: the predictor failed; longest idle goes first where it does")
                 self._fell_back = True
+            self.forecasts["failed"] += len(trajectories)
             scores = -elapsed_s
         for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
             memo = _memo(trajectory)

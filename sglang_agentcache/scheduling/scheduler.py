@@ -20,6 +20,7 @@ from sglang_agentcache.cache.radix_cache import AgentRadixCache
 from sglang_agentcache.flags import CALL_LOG, call_log_bytes
 from sglang_agentcache.predictor.store import ArtefactError
 from sglang_agentcache.serving.hints import COMPLETE, Completion, HintError
+from sglang_agentcache.serving.metrics import AgentCacheMetrics
 from sglang_agentcache.serving.reload import RELOAD
 from sglang_agentcache.serving.state import server_state
 from sglang_agentcache.trajectory.clock import Tick
@@ -49,6 +50,9 @@ class AgentScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         cache = self.agent_cache
         self.waits = None if cache is None else Waits(cache, self._tool_call_reader(), _call_log())
+        self.agent_metrics = None
+        if cache is not None and self.metrics_collector_context.current_scheduler_metrics_enabled:
+            self.agent_metrics = AgentCacheMetrics(self.metrics_collector, cache)
 
     def _tool_call_reader(self) -> ToolCallReader | None:
         serving = get_serving()
@@ -84,6 +88,11 @@ class AgentScheduler(Scheduler):
         if self.agent_cache is not None:
             self.agent_cache.request_arrived(req)
         super()._add_request_to_queue(req, is_retracted)
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        super().process_input_requests(recv_reqs)
+        if self.agent_metrics is not None:
+            self.agent_metrics.refresh()
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
         super().send_abort_output(abort_req, req)

@@ -71,6 +71,10 @@ class Hints:
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) is not None for field in fields(self))
 
+    def said(self) -> Iterator[str]:
+        """Names of the fields that say something."""
+        return (name for name in FIELDS if getattr(self, name) is not None)
+
     def over(self, weaker: Hints) -> Hints:
         """Return these hints, completed by ``weaker``.
 

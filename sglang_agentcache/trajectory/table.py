@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sglang_agentcache.eviction.base import EvictionPolicy
@@ -80,6 +80,10 @@ class TrajectoryTable:
         counts = Counter({state.value: 0 for state in State})
         counts.update(trajectory.state.value for trajectory in self._by_key.values())
         return counts
+
+    def idle(self) -> Iterable[Trajectory]:
+        """All idle trajectories, longest idle first."""
+        return self._idle.values()
 
     def requests_in_flight(self) -> list[str]:
         return list(self._by_request)
