@@ -13,6 +13,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
 from .config import ConfigError
+from .disagg.settings import PREFILL_URL, SECRET, SECRET_FILE, SECRET_FLAG, URL_FLAG, channel_settings, secret
 from .scheduling.order import DEFAULT_PATIENCE, PREFIX_AWARE
 
 PREFIX = "--agentcache-"
@@ -54,6 +55,17 @@ def parser() -> argparse.ArgumentParser:
         help=f"--schedule-policy {PREFIX_AWARE}: later requests overtake one for at most X prefill tokens per token "
         f"that it needs (default {DEFAULT_PATIENCE:g}; 0 is fcfs, inf never ages); also {PATIENCE}",
     )
+    flags.add_argument(
+        URL_FLAG,
+        metavar="URL[,URL...]",
+        help="decode workers: prefill workers to tell of each request's end and tool calls (needs the secret); "
+        f"also {PREFILL_URL}",
+    )
+    flags.add_argument(
+        SECRET_FLAG,
+        metavar="FILE",
+        help=f"prefill and decode workers: holds the secret they share; also {SECRET_FILE}, or {SECRET} itself",
+    )
     return made
 
 
@@ -68,12 +80,14 @@ def take(argv: Sequence[str], environment: MutableMapping[str, str] = os.environ
         if arg.startswith(PREFIX):
             raise ConfigError(
                 f"unknown flag {arg.partition('=')[0]}; allowed are {PREFIX}call-log, {PREFIX}call-log-bytes, "
-                f"{PREFIX}patience"
+                f"{PREFIX}patience, {URL_FLAG}, {SECRET_FLAG}"
             )
     for name, value in (
         (CALL_LOG, given.agentcache_call_log),
         (CALL_LOG_BYTES, given.agentcache_call_log_bytes),
         (PATIENCE, given.agentcache_patience),
+        (PREFILL_URL, given.agentcache_prefill_url),
+        (SECRET_FILE, given.agentcache_secret_file),
     ):
         if value is not None:
             environment[name] = value
@@ -112,8 +126,10 @@ def patience(environment: MutableMapping[str, str] = os.environ) -> float:
 
 
 def check(environment: MutableMapping[str, str]) -> None:
-    """Check our environment variables; raises as `call_log_bytes` and `patience`."""
+    """Check our environment variables; raises as `call_log_bytes`, `patience` and `channel_settings`."""
     call_log_bytes(environment)
     patience(environment)
+    secret(environment)
+    channel_settings(environment)
     if environment.get(CALL_LOG) == "":
         raise ConfigError(f"{PREFIX}call-log ({CALL_LOG}) must name a file")

@@ -82,6 +82,9 @@ class EvictionPolicy(ABC):
     def evicted(self, tokens: int, capacity_tokens: int, now: float) -> None:
         """An eviction has freed `tokens` of a pool of `capacity_tokens`, by whatever order."""
 
+    def refined(self, trajectory: IdleTrajectory, now: float) -> None:
+        """More has become known of an idle trajectory, joined or not: its `hints`, `idle_since`, history length."""
+
     def returned(self, trajectory: IdleTrajectory, idle_s: float) -> None:
         """A trajectory has come back after `idle_s` seconds of idleness; its `hints` are still the old ones."""
 

@@ -109,6 +109,10 @@ class RankedPolicy(EvictionPolicy):
     def leave(self, trajectory: IdleTrajectory) -> None:
         self._joined.pop(trajectory.serial, None)
 
+    def refined(self, trajectory: IdleTrajectory, now: float) -> None:
+        if trajectory.serial in self._joined:
+            self.join(trajectory, now)
+
     def victim(self, now: float) -> IdleTrajectory | None:
         while self._heap:
             _, serial, version = self._heap[0]

@@ -7,17 +7,25 @@ other cache than `AgentRadixCache` it behaves exactly like its superclass.
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import DumperControlReqOutput
+from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_parallel, get_serving
-from sglang.utils import TypeBasedDispatcher
 
 from sglang_agentcache.cache.radix_cache import AgentRadixCache
-from sglang_agentcache.flags import CALL_LOG, call_log_bytes
+from sglang_agentcache.disagg.messages import ENDED, parse_batch
+from sglang_agentcache.disagg.reporter import Reporter
+from sglang_agentcache.disagg.rooms import Rooms
+from sglang_agentcache.disagg.scheduling import EndNotingStreamer, role_of
+from sglang_agentcache.disagg.settings import channel_settings
+from sglang_agentcache.flags import CALL_LOG, call_log_bytes, patience
 from sglang_agentcache.predictor.store import ArtefactError
 from sglang_agentcache.serving.hints import COMPLETE, Completion, HintError
 from sglang_agentcache.serving.metrics import AgentCacheMetrics
@@ -26,7 +34,9 @@ from sglang_agentcache.serving.state import server_state
 from sglang_agentcache.trajectory.clock import Tick
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 
+from . import order
 from .call_log import CallLog
+from .prefix_aware import OneChunkedAdder, PrefixAwarePolicy
 from .tool_calls import ToolCallReader
 from .waits import Waits
 
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
         GetInternalStateReqOutput,
     )
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +57,15 @@ logger = logging.getLogger(__name__)
 class AgentScheduler(Scheduler):
     """Marks trajectories active when a request is queued, and answers for the cache's state."""
 
+    pd_role: Rooms | Reporter | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         cache = self.agent_cache
-        self.waits = None if cache is None else Waits(cache, self._tool_call_reader(), _call_log())
+        reads = cache is not None or channel_settings() is not None
+        reader = self._tool_call_reader() if reads else None
+        self.waits = None if cache is None else Waits(cache, reader, _call_log())
+        self.pd_role = role_of(self, reader)
         self.agent_metrics = None
         if cache is not None and self.metrics_collector_context.current_scheduler_metrics_enabled:
             self.agent_metrics = AgentCacheMetrics(self.metrics_collector, cache)
@@ -58,6 +74,10 @@ class AgentScheduler(Scheduler):
         serving = get_serving()
         missing = "no --tool-call-parser" if not serving.tool_call_parser else ""
         missing = "--skip-tokenizer-init" if self.tokenizer is None else missing
+        if self.disaggregation_mode == DisaggregationMode.PREFILL:
+            missing = (
+                "a prefill worker's decode workers may tell it of others: --agentcache-prefill-url there"
+            )
         if missing:
             logger.info("agentcache: tool calls are known from hints only (%s)", missing)
             return None
@@ -69,14 +89,25 @@ class AgentScheduler(Scheduler):
         cache = self.tree_cache
         return cache if isinstance(cache, AgentRadixCache) else None
 
-    def init_request_dispatcher(self) -> None:
-        super().init_request_dispatcher()
-        self._request_dispatcher += TypeBasedDispatcher([(Tick, self.advance_clock)])
+    def init_schedule_policy(self) -> None:
+        asked = self.schedule_policy
+        if asked in order.POLICY_NAMES:
+            # Everything else that SGLang sets up here does not depend on the policy.
+            self.schedule_policy = "fcfs"
+        super().init_schedule_policy()
+        self.schedule_policy = asked
+        if asked in order.POLICY_NAMES:
+            self.policy = PrefixAwarePolicy(
+                self.tree_cache,
+                patience=math.inf if asked == order.GREEDY else patience(),
+                batch_tokens=self.chunked_prefill_size or self.max_prefill_tokens,
+                enable_hierarchical_cache=self.enable_hierarchical_cache,
+                enable_priority_scheduling=self.enable_priority_scheduling,
+                schedule_low_priority_values_first=self.schedule_low_priority_values_first,
+            )
 
-    def advance_clock(self, tick: Tick) -> None:
-        """The leader's time has arrived with the requests."""
-        if self.agent_cache is not None:
-            self.agent_cache.clock.advance(tick)
+    def get_prefill_adder_class(self) -> type[PrefillAdder]:
+        return OneChunkedAdder if isinstance(self.policy, PrefixAwarePolicy) else PrefillAdder
 
     def _poll_timeout_aborts(self) -> list[Any]:
         # Only the leader is asked, and what it answers rides the broadcast of requests.
@@ -87,17 +118,36 @@ class AgentScheduler(Scheduler):
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         if self.agent_cache is not None:
             self.agent_cache.request_arrived(req)
+        if isinstance(self.pd_role, Rooms):
+            self.pd_role.arrived(req)
         super()._add_request_to_queue(req, is_retracted)
 
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        return EndNotingStreamer
+
+    def init_output_streamer(self) -> None:
+        super().init_output_streamer()
+        self.output_streamer.on_ended = self.request_ended
+
+    def request_ended(self, req: Req) -> None:
+        """A request's last output has been sent, or the word that there will be none."""
+        if self.agent_cache is not None:
+            self.agent_cache.request_left(req.rid)
+        if self.pd_role is not None:
+            self.pd_role.ended(req)
+
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
-        super().process_input_requests(recv_reqs)
+        # The leader's time first: a tick comes behind the requests, and after a sleep the one before it is old.
+        for tick in recv_reqs:
+            if isinstance(tick, Tick) and self.agent_cache is not None:
+                self.agent_cache.clock.advance(tick)
+        super().process_input_requests([message for message in recv_reqs if not isinstance(message, Tick)])
         if self.agent_metrics is not None:
             self.agent_metrics.refresh()
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
         super().send_abort_output(abort_req, req)
-        if self.agent_cache is not None:
-            self.agent_cache.request_left(req.rid)
+        self.request_ended(req)
 
     def on_idle(self) -> None:
         cache = self.agent_cache
@@ -118,12 +168,17 @@ class AgentScheduler(Scheduler):
 
     def get_internal_state(self, recv_req: GetInternalStateReq) -> GetInternalStateReqOutput:
         output = super().get_internal_state(recv_req)
+        state: dict[str, Any] = {}
         if self.agent_cache is not None and self.waits is not None:
-            output.internal_state["agentcache"] = server_state(self.agent_cache) | self.waits.state()
+            state |= server_state(self.agent_cache) | self.waits.state()
+        if self.pd_role is not None:
+            state |= self.pd_role.state()
+        if state:
+            output.internal_state["agentcache"] = state
         return output
 
     def handle_dumper_control(self, recv_req: DumperControlReqInput) -> None:
-        answer = {COMPLETE: self._completed, RELOAD: self._reloaded}.get(recv_req.method)
+        answer = {COMPLETE: self._completed, RELOAD: self._reloaded, ENDED: self._told}.get(recv_req.method)
         if answer is None:
             super().handle_dumper_control(recv_req)
             return
@@ -145,11 +200,19 @@ class AgentScheduler(Scheduler):
         except ArtefactError as refused:
             return {"refused": str(refused)}
 
+    def _told(self, body: object) -> dict[str, Any] | None:
+        """What decode workers saw of requests that began here; None if this is no prefill worker of ours."""
+        if not isinstance(self.pd_role, Rooms):
+            return None
+        return {"outcomes": dict(Counter(self.pd_role.told(message) for message in parse_batch(body)))}
+
     def _completed(self, body: object) -> dict[str, Any] | None:
         """Complete a trajectory: what became of it, in tokens; None if the cache is not ours."""
         asked = Completion.parse(body)
         if self.agent_cache is None:
-            return None
+            # A decode worker without a radix cache keeps nothing of a trajectory.
+            decodes = self.disaggregation_mode == DisaggregationMode.DECODE
+            return {"known": False, "released_tokens": 0, "deferred_tokens": 0} if decodes else None
         released = self.agent_cache.complete(
             TrajectoryKey(Namespace(asked.extra_key, asked.cache_salt), asked.trajectory_id)
         )

@@ -27,6 +27,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def read_calls(reader: ToolCallReader, req: Req) -> tuple[ToolCall, ...] | None:
+    """The calls in a finished request's output; () for none, None if that cannot be told."""
+    reason = req.finished_reason
+    if reason is None or isinstance(reason, FINISH_ABORT):
+        return None
+    output = req.output_ids_through_stop
+    # Some formats end a call with a token that also ends the turn; detectors that do not need it skip it.
+    if isinstance(reason, FINISH_MATCHED_TOKEN) and reader.parser not in ("gpt-oss", "response_template"):
+        output = output[:-1]
+    return reader.read(
+        output,
+        carried_tools(req.sampling_params.custom_params),
+        isinstance(reason, FINISH_LENGTH),
+        req.origin_input_ids,
+    )
+
+
 class Waits:
     """Connects the cache with tool calls, their durations, and the predictor.
 
@@ -57,22 +74,7 @@ class Waits:
 
     def tool_calls_of(self, req: Req) -> tuple[ToolCall, ...] | None:
         """The calls in a finished request's output; () for none, None if that cannot be told."""
-        reason = req.finished_reason
-        if self.reader is None or reason is None or isinstance(reason, FINISH_ABORT):
-            return None
-        output = req.output_ids_through_stop
-        # Some formats end a call with a token that also ends the turn; detectors that do not need it skip it.
-        if isinstance(reason, FINISH_MATCHED_TOKEN) and self.reader.parser not in (
-            "gpt-oss",
-            "response_template",
-        ):
-            output = output[:-1]
-        return self.reader.read(
-            output,
-            carried_tools(req.sampling_params.custom_params),
-            isinstance(reason, FINISH_LENGTH),
-            req.origin_input_ids,
-        )
+        return None if self.reader is None else read_calls(self.reader, req)
 
     def returned(self, trajectory: Trajectory, idle_s: float) -> None:
         """A trajectory is back; its hints still tell what it waited for."""

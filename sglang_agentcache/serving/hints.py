@@ -6,6 +6,10 @@ payload of a ``kv_hints`` action of type ``agentcache.trajectory``::
     {"trajectory_id": str, "parent_id": str, "final": bool,
      "tool_calls": [{"name": str, "arguments": str | object}], "expected_idle_s": float}
 
+SGLang's router (sglang-router 0.3.2) forwards neither on chat and ``/generate``. The same payload, as one JSON
+text, gets through it in ``metadata.agentcache`` (OpenAI endpoints) and ``custom_labels.agentcache``
+(``/generate``).
+
 Every field is optional. ``parse`` is strict, for the process that can still answer with HTTP 400. ``unpack``
 is lenient, for the scheduler: a bad hint costs only the hint, never the request.
 """
@@ -122,6 +126,16 @@ def parse(payload: object, where: str) -> Hints:
     if hints.parent_id is not None and hints.parent_id == hints.trajectory_id:
         raise HintError(f"{where}.parent_id", "must differ from trajectory_id")
     return hints
+
+
+def parse_text(payload: object, where: str) -> Hints:
+    """Read a payload that came as one JSON text, or as the object itself; as `parse`."""
+    if isinstance(payload, str):
+        try:
+            payload = json.loads(payload)
+        except (ValueError, RecursionError):
+            raise HintError(where, "must be the JSON text of an object") from None
+    return parse(payload, where)
 
 
 def pack(hints: Hints, source: str) -> dict[str, str | bool | float]:

@@ -9,6 +9,9 @@ use it there only.
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
+from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -16,9 +19,12 @@ from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sglang_agentcache.disagg.channel import PATH, SECRET_HEADER
+from sglang_agentcache.disagg.messages import ENDED, MAX_BATCH_BYTES, parse_batch
+from sglang_agentcache.disagg.settings import SECRET, SECRET_FLAG, secret
 from sglang_agentcache.predictor.store import ArtefactError
 from sglang_agentcache.serving.carriers import Carried, ResponseChains, attach, find, payloads
-from sglang_agentcache.serving.hints import COMPLETE, KEY, Completion, HintError, Hints, parse
+from sglang_agentcache.serving.hints import COMPLETE, KEY, Completion, HintError, Hints, parse, parse_text
 from sglang_agentcache.serving.reload import RELOAD, Artefact, requested_path
 from sglang_agentcache.serving.tools import declared_tools
 
@@ -29,12 +35,18 @@ _chains = ResponseChains()
 
 def admit_generate(obj: GenerateReqInput, request: Request) -> None:
     """Check the explicit payloads of a ``/generate`` request; leave what else it carries on ``request``."""
+    declared = Hints()
     with _Refusing():
         for where, payload in payloads(obj.sampling_params, obj.kv_hints):
             parse(payload, where)
+        labels = obj.custom_labels if isinstance(obj.custom_labels, dict) else {}
+        if KEY in labels:
+            # SGLang would take it for a label of its metrics.
+            obj.custom_labels = {name: value for name, value in labels.items() if name != KEY} or None
+            declared = parse_text(labels[KEY], f"custom_labels.{KEY}")
     session_params = obj.session_params if isinstance(obj.session_params, dict) else {}
     found, source = find(obj.session_id or session_params.get("id"), request.headers, {})
-    request.state.agentcache = Carried(found=found, source=source)
+    request.state.agentcache = Carried(declared, found, source)
 
 
 async def admit_openai(request: Request, response_id: str | None = None) -> None:
@@ -45,10 +57,12 @@ async def admit_openai(request: Request, response_id: str | None = None) -> None
     body = await request.json()
     body = body if isinstance(body, dict) else {}
     declared = Hints()
-    custom_params = body.get("custom_params")
+    custom_params, metadata = body.get("custom_params"), body.get("metadata")
     with _Refusing():
+        if isinstance(metadata, dict) and metadata.get(KEY) is not None:
+            declared = parse_text(metadata[KEY], f"metadata.{KEY}")
         if isinstance(custom_params, dict) and custom_params.get(KEY) is not None:
-            declared = parse(custom_params[KEY], f"custom_params.{KEY}")
+            declared = parse(custom_params[KEY], f"custom_params.{KEY}").over(declared)
     found, source = find(body.get("session_id"), request.headers, body)
     if response_id is not None and not found:
         found, source = _chains.follow(body.get("previous_response_id"), response_id), _chains.source
@@ -105,6 +119,41 @@ async def reload_predictor(request: Request) -> dict[str, Any]:
     return {"path": str(path), "artefact": answers[0]["artefact"]}
 
 
+@auth_level(AuthLevel.NORMAL)
+async def ended(request: Request) -> dict[str, Any]:
+    """A decode worker tells how requests ended that began here (`disagg.messages`); on every rank.
+
+    The shared secret is asked for besides the server's API key, if it has one.
+    """
+    shared = secret()
+    if shared is None:
+        raise HTTPException(403, f"this server takes no messages: start it with {SECRET_FLAG} ({SECRET})")
+    # Headers are Latin-1, and compare_digest takes no other text than ASCII.
+    if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), shared.encode()):
+        raise HTTPException(401, f"{SECRET_HEADER}: not the secret of this server")
+    body = await _bounded_json(request, MAX_BATCH_BYTES)
+    with _Refusing():
+        parse_batch(body)
+    answers = await _ask(DumperControlReqInput(method=ENDED, body=body))
+    outcomes: Counter[str] = Counter()
+    for answer in answers:
+        outcomes.update(answer["outcomes"])
+    return {"outcomes": dict(outcomes)}
+
+
+async def _bounded_json(request: Request, max_bytes: int) -> Any:
+    """The body; HTTP 413 if it is longer, as soon as that shows."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > max_bytes:
+            raise HTTPException(413, f"body: at most {max_bytes} bytes are allowed")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "body: must be JSON") from None
+
+
 async def _ask(message: DumperControlReqInput) -> list[dict[str, Any]]:
     """The answer of each data-parallel rank; HTTP 503 unless all of them have our cache."""
     replies = await get_global_state().tokenizer_manager.dumper_control(message)
@@ -140,6 +189,7 @@ def mount(app: FastAPI) -> None:
     if not any(getattr(route, "endpoint", None) is complete for route in app.routes):
         app.add_api_route("/agentcache/complete", complete, methods=["POST"])
         app.add_api_route("/agentcache/predictor", reload_predictor, methods=["POST"])
+        app.add_api_route(PATH, ended, methods=["POST"])
 
 
 class _Refusing:

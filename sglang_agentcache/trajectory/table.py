@@ -236,6 +236,25 @@ class TrajectoryTable:
             self._turn_idle(trajectory, now)
         return trajectory
 
+    def refine(
+        self, trajectory: Trajectory, since: float, *, hints: Any, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """An idle trajectory's last request was finished by another server, at `since`; it waits from then on.
+
+        Args:
+            hints: what it waits for.
+            prompt_tokens: of that request.
+            output_tokens: what it generated. A return has to prefill them, so they are missing from the start.
+        """
+        trajectory.hints, trajectory.idle_since = hints, since
+        if trajectory.serial in self._idle:
+            self._idle.move_to_end(trajectory.serial)
+        branch = trajectory.branches[-1] if trajectory.branches else None
+        if branch is not None and branch.prompt_tokens == prompt_tokens:
+            branch.history_tokens = max(branch.history_tokens, prompt_tokens + output_tokens)
+        if self.policy is not None:
+            self.policy.refined(trajectory, since)
+
     def close(self, trajectory: Trajectory) -> bool:
         """No request will follow the ones in flight; a late one starts a new trajectory.
 

@@ -1,0 +1,64 @@
+"""What a scheduler does with a request that ends, by its role in PD.
+
+Target: SGLang 0.5.23, `SchedulerOutputStreamer` (through `Scheduler.get_output_streamer_class`, an extension
+point): every way a request can end passes there or through `Scheduler.send_abort_output`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_agentcache.config import ConfigError
+
+from .channel import Channel
+from .reporter import Reporter
+from .rooms import Rooms
+from .settings import PREFILL_URL, URL_FLAG, channel_settings
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_agentcache.scheduling.scheduler import AgentScheduler
+    from sglang_agentcache.scheduling.tool_calls import ToolCallReader
+
+
+class EndNotingStreamer(SchedulerOutputStreamer):
+    """Tells of each request whose last output it has streamed."""
+
+    on_ended: Callable[[Req], None] | None = None
+
+    def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
+        ended = [req for req in reqs if req is not skip_req and req.finished() and not req.finished_output]
+        super().stream_output(reqs, return_logprob, skip_req)
+        if self.on_ended is not None:
+            for req in ended:
+                self.on_ended(req)
+
+
+def role_of(scheduler: AgentScheduler, reader: ToolCallReader | None) -> Rooms | Reporter | None:
+    """What this scheduler is in PD; None outside it, and on a decode worker that tells nobody.
+
+    Raises:
+        ConfigError: our settings do not fit the role.
+    """
+    settings = channel_settings()
+    mode = scheduler.disaggregation_mode
+    if settings is not None and mode != DisaggregationMode.DECODE:
+        raise ConfigError(f"{URL_FLAG} ({PREFILL_URL}) is for decode workers: --disaggregation-mode decode")
+    if mode == DisaggregationMode.PREFILL and scheduler.agent_cache is not None:
+        return Rooms(scheduler.agent_cache)
+    if settings is None or not _speaks_for_its_rank():
+        return None
+    args: Any = scheduler.server_args
+    return Reporter(Channel(settings, args.api_key), reader)
+
+
+def _speaks_for_its_rank() -> bool:
+    """All processes of one data-parallel rank see the same ends; one tells of them."""
+    parallel = get_parallel()
+    return bool(parallel.pp_rank == 0 and parallel.attn_tp_rank == 0)
