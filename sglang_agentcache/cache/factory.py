@@ -10,6 +10,8 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.runtime_context import get_memory, get_parallel
 
 from sglang_agentcache.config import BACKEND, AgentCacheConfig
+from sglang_agentcache.eviction.ranked import RankedPolicy
+from sglang_agentcache.predictor.store import from_files, to_files
 from sglang_agentcache.serving.state import TRAJECTORY_SOURCES
 from sglang_agentcache.trajectory.clock import Clock
 
@@ -53,6 +55,8 @@ def create_agent_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         return AgentRadixCache(params, config, clock)
 
     cache: Any = create_unified_radix_cache(ctx, cache_class=cache_class)
+    if clock.shared and isinstance(cache.policy, RankedPolicy):
+        _take_over_predictor(cache.policy, parallel.world_group)
     logger.info(
         "agentcache: policy=%s chunk_tokens=%s visit=%s tree_core=%s page_size=%d trajectories from %s",
         config.policy,
@@ -63,6 +67,19 @@ def create_agent_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         ", ".join(TRAJECTORY_SOURCES),
     )
     return cache
+
+
+def _take_over_predictor(policy: RankedPolicy, group: Any) -> None:
+    """Put the leader's predictor in force on every rank.
+
+    Fitted by each rank for itself, or read from disks of several machines, they could differ.
+
+    Args:
+        group: SGLang's `GroupCoordinator` of all ranks that must agree.
+    """
+    files = to_files(policy.predictor) if group.rank_in_group == 0 else None
+    # The leader too: what was stored is not in every bit what was fitted.
+    policy.predictor = from_files(group.broadcast_object(files))
 
 
 def choose_cache(

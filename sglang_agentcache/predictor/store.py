@@ -7,11 +7,13 @@ artefact is atomic: the arrays get a new name, and replacing ``predictor.json`` 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,18 @@ def save(predictor: DurationPredictor, directory: Path, about: dict[str, Any] | 
     Raises:
         OSError: the directory cannot be written.
     """
+    files = to_files(predictor, about)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        _replace(directory / name, data)
+    for old in directory.glob("arrays-*.npz"):
+        if old.name not in files:
+            old.unlink()
+    return str(json.loads(files[HEADER])["sha256"])
+
+
+def to_files(predictor: DurationPredictor, about: dict[str, Any] | None = None) -> dict[str, bytes]:
+    """The artefact's files, name to content; the header comes last. Arguments as in `save`."""
     tables, arrays = snapshot(predictor)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -59,18 +73,15 @@ def save(predictor: DurationPredictor, directory: Path, about: dict[str, Any] | 
         "about": about or {},
     }
     header["sha256"] = _header_digest(header)
-    directory.mkdir(parents=True, exist_ok=True)
-    _replace(directory / f"arrays-{digest[:16]}.npz", data)
-    _replace(directory / HEADER, json.dumps(header, separators=(",", ":")).encode())
-    for old in directory.glob("arrays-*.npz"):
-        if old.name != f"arrays-{digest[:16]}.npz":
-            old.unlink()
-    return str(header["sha256"])
+    return {
+        f"arrays-{digest[:16]}.npz": data,
+        HEADER: json.dumps(header, separators=(",", ":")).encode(),
+    }
 
 
 def read_about(directory: Path) -> dict[str, Any]:
     """What `save` was told about the artefact; raises as `load`."""
-    about = _read_header(directory).get("about")
+    about = _header(directory, _stored(directory)).get("about")
     return about if isinstance(about, dict) else {}
 
 
@@ -80,8 +91,40 @@ def load(directory: Path) -> DurationPredictor:
     Raises:
         ArtefactError: absent, foreign, damaged, or written by a newer version; says which.
     """
-    header = _read_header(directory)
-    arrays = _read_arrays(directory, header)
+    return _load(directory, _stored(directory))
+
+
+def from_files(files: Mapping[str, bytes]) -> DurationPredictor:
+    """Read an artefact that is in memory, as `to_files` returns it; raises as `load`."""
+
+    def read(name: str, most_bytes: int) -> bytes | None:
+        if name not in files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return files[name] if len(files[name]) <= most_bytes else None
+
+    return _load(Path("artefact"), read)
+
+
+def load_default() -> DurationPredictor:
+    """The predictor that ships with the package, trained on generated calls."""
+    return load(DEFAULT_DIR)
+
+
+#: Returns the content of a file of an artefact, None if it is larger than so many bytes; raises OSError.
+_Read = Callable[[str, int], bytes | None]
+
+
+def _stored(directory: Path) -> _Read:
+    def read(name: str, most_bytes: int) -> bytes | None:
+        path = directory / name
+        return path.read_bytes() if path.stat().st_size <= most_bytes else None
+
+    return read
+
+
+def _load(directory: Path, read: _Read) -> DurationPredictor:
+    header = _header(directory, read)
+    arrays = _arrays(directory, header, read)
     try:
         predictor = DurationPredictor(**header["params"])
         restore(predictor, header["tables"], arrays)
@@ -90,17 +133,13 @@ def load(directory: Path) -> DurationPredictor:
     return predictor
 
 
-def load_default() -> DurationPredictor:
-    """The predictor that ships with the package, trained on generated calls."""
-    return load(DEFAULT_DIR)
-
-
-def _read_header(directory: Path) -> dict[str, Any]:
+def _header(directory: Path, read: _Read) -> dict[str, Any]:
     path = directory / HEADER
     try:
-        if path.stat().st_size > _MAX_HEADER_BYTES:
+        data = read(HEADER, _MAX_HEADER_BYTES)
+        if data is None:
             raise ArtefactError(f"{path}: larger than {_MAX_HEADER_BYTES >> 20} MiB, not one of ours")
-        header = json.loads(path.read_bytes())
+        header = json.loads(data)
     except OSError as error:
         raise ArtefactError(f"{directory}: no predictor artefact ({error.strerror}: {HEADER})") from None
     except (ValueError, RecursionError):
@@ -118,16 +157,16 @@ def _read_header(directory: Path) -> dict[str, Any]:
     return header
 
 
-def _read_arrays(directory: Path, header: dict[str, Any]) -> dict[str, np.ndarray]:
+def _arrays(directory: Path, header: dict[str, Any], read: _Read) -> dict[str, np.ndarray]:
     named = header.get("arrays")
     name = str(named.get("file")) if isinstance(named, dict) else ""
     if not isinstance(named, dict) or Path(name).name != name or not name:
         raise ArtefactError(f"{directory}: damaged (no usable name for the arrays)")
     path = directory / name
     try:
-        if path.stat().st_size > _MAX_ARRAY_BYTES:
+        data = read(name, _MAX_ARRAY_BYTES)
+        if data is None:
             raise ArtefactError(f"{path}: larger than {_MAX_ARRAY_BYTES >> 20} MiB, not one of ours")
-        data = path.read_bytes()
     except OSError as error:
         raise ArtefactError(f"{path}: cannot be read ({error.strerror})") from None
     if hashlib.sha256(data).hexdigest() != named.get("sha256"):

@@ -96,11 +96,7 @@ class Waits:
         """
         if self.policy is None:
             raise ArtefactError(f"policy {self.cache.agent_config.policy!r} uses no predictor")
-        try:
-            predictor, self.artefact = Artefact.unpack(body).load()
-        except OSError as error:
-            raise ArtefactError(f"no room for a temporary copy: {error}") from None
-        self.policy.predictor = predictor
+        self.policy.predictor, self.artefact = Artefact.unpack(body).load()
         logger.info("agentcache: predictor %s is in force", self.artefact)
         return self.artefact
 

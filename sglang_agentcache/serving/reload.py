@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_agentcache.predictor.duration import DurationPredictor
-from sglang_agentcache.predictor.store import HEADER, ArtefactError, load
+from sglang_agentcache.predictor.store import HEADER, ArtefactError, from_files, load
 from sglang_agentcache.serving.hints import HintError
 
 #: ``DumperControlReqInput.method`` of a reload; see `hints.COMPLETE`.
@@ -44,9 +43,13 @@ def requested_path(body: object) -> Path:
 def digest(directory: Path) -> str | None:
     """The id of the artefact in ``directory``: the SHA-256 that its header claims; None if it has none."""
     try:
-        claimed = json.loads((directory / HEADER).read_bytes()).get("sha256")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return _claimed(json.loads((directory / HEADER).read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def _claimed(header: object) -> str | None:
+    claimed = header.get("sha256") if isinstance(header, dict) else None
     return claimed if isinstance(claimed, str) else None
 
 
@@ -96,14 +99,10 @@ class Artefact:
         return cls(decoded)
 
     def load(self) -> tuple[DurationPredictor, str | None]:
-        """The predictor and its id.
+        """The predictor and its id; from memory, so that no rank's disk can make it differ from the others.
 
         Raises:
             ArtefactError: as `store.load`.
-            OSError: no room for a temporary copy.
         """
-        with tempfile.TemporaryDirectory(prefix="agentcache-") as made:
-            directory = Path(made)
-            for name, data in self.files.items():
-                (directory / name).write_bytes(data)
-            return load(directory), digest(directory)
+        predictor = from_files(self.files)
+        return predictor, _claimed(json.loads(self.files[HEADER]))

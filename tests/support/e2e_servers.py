@@ -46,6 +46,7 @@ class Config:
     """Start with `sglang serve`, without our launcher."""
     ours: bool = True
     """Whether our cache is expected to be in force."""
+    metrics: bool = True
 
 
 _RR = ("--radix-eviction-policy", "rr")
@@ -75,6 +76,21 @@ WRITE_BACK = Config("hicache-write-back", (*_HOST_TIER, "write_back"))
 TENSOR_PARALLEL = Config(
     "rr-tp2", (*_RR, "--tp", "2"), ranks=2, environment=(("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),)
 )
+
+
+def two_ranks(policy: str) -> Config:
+    """Two ranks, and evictions of so few tokens that thousands of them take seconds."""
+    return Config(
+        f"{policy}-tp2-small-chunks",
+        (
+            *("--radix-eviction-policy", policy, "--radix-eviction-policy-config", '{"chunk_tokens": 16}'),
+            *("--tp", "2", "--tool-call-parser", "qwen"),
+        ),
+        pool_tokens=4_096,
+        ranks=2,
+        environment=(("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),),
+    )
+
 
 _SLOW = {WRITE_BACK, TENSOR_PARALLEL}
 
@@ -130,7 +146,8 @@ def running(config: Config, model: Path, log: Path) -> Iterator[Running]:
     """Start a server, wait until it is healthy, and stop it and all its processes on the way out."""
     arguments: Sequence[str] = (
         *("--device", "cpu", "--model-path", str(model), "--dtype", "float32"),
-        *("--max-total-tokens", str(config.pool_tokens), "--enable-cache-report", "--enable-metrics"),
+        *("--max-total-tokens", str(config.pool_tokens), "--enable-cache-report"),
+        *(("--enable-metrics",) if config.metrics else ()),
         *(("--api-key", config.api_key) if config.api_key else ()),
         *config.arguments,
     )

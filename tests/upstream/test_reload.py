@@ -202,7 +202,7 @@ def test_any_body_may_arrive_at_a_scheduler(body):
     assert rank.policy.predictor is predictor
 
 
-def test_names_cannot_leave_the_temporary_directory(trained, tmp_path):
+def test_names_of_a_message_are_not_paths(trained, tmp_path):
     packed = Artefact.read(trained).pack()
     files = {f"../../{tmp_path.name}/{name}": data for name, data in packed["files"].items()}
     predictor, _ = Artefact.unpack({"files": files}).load()
