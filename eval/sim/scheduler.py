@@ -25,7 +25,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from eval.sim.cost import CostModel
 from eval.sim.schedules import Schedule
 from eval.sim.world import PAGE_SIZE, World
-from sglang_agentcache.scheduling.prefix_aware import OneChunkedAdder, PrefixAwarePolicy
+from sglang_agentcache.scheduling.prefix_aware import PrefixAwarePolicy, SharingAdder
 
 MAX_BURST = 512
 """Decode steps that are taken at once when nothing can happen in between."""
@@ -105,7 +105,7 @@ class Worker:
         self._chunked: Req | None = None
         self._joining: list[Req] = []
         self._policy = self._schedule_policy()
-        self._adder = OneChunkedAdder if isinstance(self._policy, PrefixAwarePolicy) else PrefillAdder
+        self._adder = SharingAdder if isinstance(self._policy, PrefixAwarePolicy) else PrefillAdder
         self._ratio = NewTokenRatioTracker.from_config()
         self._processed_tokens = 0
         self.prefill_tokens = 0

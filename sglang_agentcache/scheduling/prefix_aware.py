@@ -1,16 +1,19 @@
 """`--schedule-policy prefix-aware`: SGLang's schedule policy object, with the order of `order.py`.
 
-Target: SGLang 0.5.23, `schedule_policy.SchedulePolicy` and `PrefillAdder`. Works with any prefix cache; nothing
-here reads this package's.
+Target: SGLang 0.5.23, `schedule_policy.SchedulePolicy` and `PrefillAdder`. Works with any prefix cache.
+
+SGLang's cache-aware policies match every waiting request with the cache at every step, and give up above 128 of
+them. Here a request is matched when it comes, and again just before it could be served, if that is some steps
+later; one other per step is matched again in turn.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_policy import (
+    CLIP_MAX_NEW_TOKENS,
     IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD,
     IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD,
     AddReqResult,
@@ -18,46 +21,59 @@ from sglang.srt.managers.schedule_policy import (
     SchedulePolicy,
 )
 from sglang.srt.mem_cache.common import match_kv_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_disagg
 
 from . import order
+from .order import Key, Order
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-REMATCHES = 16
-"""Matches per pass, at most. One of 50,000 tokens takes about 0.1 ms."""
-PLACE = "agentcache_place"
-_key_of = attrgetter(f"{PLACE}.key")
+MATCHES = 32
+"""Matches per step, at most."""
+FRESH_PASSES = 8
+"""A match is not repeated before so many steps have passed."""
+MAX_DEFERRED = 64
+"""Requests per step that may be put behind one with the same cold prefix."""
 
 
 class Place:
-    """What is known of a waiting request. Lives on the request, so that it goes when the request goes."""
+    """What is known of a waiting request; an attribute of the request, so that it goes when that goes."""
 
-    __slots__ = ("arrival", "cold", "deferred", "key", "matched", "number", "prefix", "priority", "work")
+    __slots__ = ("arrival", "key", "matched", "number", "prefix", "priority", "work")
 
-    def __init__(self, req: Req, number: int, priority: int) -> None:
+    def __init__(self, req: Req, number: int, priority: int, patience: float) -> None:
         self.number, self.priority = number, priority
         self.arrival: int = req.arrival_processed_tokens
         self.work = max(1, _length(req))
         self.matched = 0
-        """The pass that matched it last; 0: none did, and all of it counts as new."""
-        self.cold = False
-        self.deferred = False
+        """The pass that matched it last; 0: none yet, so all of it counts as new."""
         self.prefix: object = None
-        self.key: order.Key
+        """What it shares with others if it has nothing in the cache."""
+        self.key = order.key(priority, self.arrival, self.work, number, patience)
 
 
 def _length(req: Req) -> int:
     return len(req.origin_input_ids) + len(req.output_ids)
 
 
+def _place(req: Req) -> Place:
+    place: Place = req.agentcache_place
+    return place
+
+
 class PrefixAwarePolicy(SchedulePolicy):
-    """Orders the waiting queue by `order.key`.
+    """Orders the waiting queue.
 
     Args:
-        patience: tokens of later arrivals that may overtake a request, per token of its own work.
+        patience: see `order`; infinite for CacheWise's order.
         batch_tokens: what one prefill batch can take; so far into the queue, matches are kept fresh.
+
+    Raises:
+        ValueError: there is no prefix cache.
     """
 
     def __init__(
@@ -71,10 +87,8 @@ class PrefixAwarePolicy(SchedulePolicy):
         schedule_low_priority_values_first: bool = False,
     ) -> None:
         if getattr(tree_cache, "disable", True):
-            raise ValueError(
-                f"--schedule-policy {order.PREFIX_AWARE} needs the prefix cache; drop --disable-radix-cache"
-            )
-        # To the superclass it is fcfs: an order that matches nothing itself.
+            raise ValueError(f"--schedule-policy {order.PREFIX_AWARE} needs the prefix cache")
+        # To the superclass it is fcfs, an order that needs no match.
         super().__init__(
             "fcfs",
             tree_cache,
@@ -83,9 +97,16 @@ class PrefixAwarePolicy(SchedulePolicy):
             schedule_low_priority_values_first,
         )
         self._patience, self._batch_tokens = patience, batch_tokens
-        self._arrivals = self._pass = self._cursor = self._now = 0
-        self._unmatched = False
-        self._last: Req | None = None
+        self._order: Order[Req] = Order()
+        self._arrivals = self._pass = self._cursor = self._unmatched = self._now = 0
+        self._deferred: list[Req] = []
+        self._walks_device_only = (
+            isinstance(tree_cache, UnifiedRadixCache)
+            and tree_cache.tree_components == (ComponentType.FULL,)
+            and tree_cache.linker is None
+            and not tree_cache.tree_core.enable_hicache
+            and not envs.SGLANG_RADIX_FORCE_MISS.get()
+        )
 
     # ---- what SGLang calls ----
 
@@ -94,19 +115,16 @@ class PrefixAwarePolicy(SchedulePolicy):
     ) -> None:
         """Sort the queue, in place."""
         if get_disagg().disaggregation_mode == "decode":
+            # Nothing is prefilled here.
             super().calc_priority(waiting_queue, running_batch, processed_tokens)
             return
         self._pass += 1
         self._now = processed_tokens
-        self._note_arrivals(waiting_queue)
+        for req in self._order.follow(waiting_queue):
+            self._enter(req)
         if len(waiting_queue) > 1:
-            budget = self._match_new(waiting_queue, REMATCHES)
-            self._cursor = (self._cursor + 1) % len(waiting_queue)
-            self._match(waiting_queue[self._cursor])
-            waiting_queue.sort(key=_key_of)
-            self._mark_due(waiting_queue)
-            self._settle_head(waiting_queue, budget)
-        self._last = waiting_queue[-1] if waiting_queue else None
+            self._refresh()
+            waiting_queue[:] = self._order.items
         self._touch_waiting_prefixes(self.policy, waiting_queue)
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Req]) -> bool:
@@ -115,115 +133,172 @@ class PrefixAwarePolicy(SchedulePolicy):
     def shortest_prefill_chunk_limit(
         self, chunked_req: Req, waiting_queue: list[Req], budget: int, page_size: int
     ) -> int | None:
-        """What a long prefill under way may take of this batch, if requests before it in the order wait."""
-        place = getattr(chunked_req, PLACE, None)
-        if place is None or not waiting_queue or budget < 2 * page_size:
+        """What a long prefill under way may take of this batch, if requests that go before it wait."""
+        mine: Place | None = getattr(chunked_req, "agentcache_place", None)
+        if mine is None or budget < 2 * page_size:
             return None
         rest = len(chunked_req.full_untruncated_fill_ids) - chunked_req.prefix_len
-        own = order.key(place.priority, place.arrival, rest, place.number, self._patience, self._now)
+        own = order.key(mine.priority, mine.arrival, rest, mine.number, self._patience)
+        if own.rank <= self._now and self._ages:
+            own = Key(own.priority, order.DUE, own.number, own.number)
         reserved = 0
         for req in waiting_queue:
-            if not req.agentcache_place.matched:
+            place = _place(req)
+            if not place.matched:
                 self._match(req)
-            charge = -(-req.agentcache_place.work // page_size) * page_size
-            if req.agentcache_place.key >= own or reserved + charge > budget - page_size:
+            charge = -(-place.work // page_size) * page_size
+            if place.key >= own or reserved + charge > budget - page_size:
                 break
             reserved += charge
         return (budget - reserved) // page_size * page_size if reserved else None
 
-    # ---- keys ----
+    def forget(self) -> None:
+        """Let go of the requests that the last pass saw; the next pass takes the queue in again."""
+        self._order.clear()
+        self._deferred = []
 
-    def _note_arrivals(self, queue: list[Req]) -> None:
-        new = []
-        for req in reversed(queue):
-            if req is self._last:
-                break
-            new.append(req)
-        else:
-            # The last one has left: who is new?
-            new = [req for req in reversed(queue) if self._is_new(req)]
-        for req in reversed(new):
-            self._enter(req)
+    # ---- a pass ----
 
-    @staticmethod
-    def _is_new(req: Req) -> bool:
-        place = getattr(req, PLACE, None)
-        return place is None or place.arrival != req.arrival_processed_tokens
+    @property
+    def _ages(self) -> bool:
+        return self._patience != float("inf")
 
     def _enter(self, req: Req) -> None:
-        priority = req.priority * self.priority_sign if self.enable_priority_scheduling else 0
-        self._arrivals += 1
-        place = Place(req, self._arrivals, priority)
-        req.agentcache_place = place
-        self._rank(place)
-        self._unmatched = True
+        place: Place | None = getattr(req, "agentcache_place", None)
+        # Not new if the queue has only been shuffled; a retracted request comes with another stamp.
+        if place is None or place.arrival != req.arrival_processed_tokens:
+            priority = req.priority * self.priority_sign if self.enable_priority_scheduling else 0
+            self._arrivals += 1
+            place = Place(req, self._arrivals, priority, self._patience)
+            req.agentcache_place = place
+            self._unmatched += 1
+        self._order.add(req, place.key)
 
-    def _rank(self, place: Place) -> None:
-        place.key = order.key(
-            place.priority, place.arrival, place.work, place.number, self._patience, self._now
-        )
+    def _refresh(self) -> None:
+        queue = self._order
+        budget = self._restore(MATCHES)
+        budget = self._match_new(budget)
+        self._cursor = (self._cursor + 1) % len(queue.items)
+        if _place(queue.items[self._cursor]).matched < self._pass:
+            self._rematch(self._cursor)
+        if self._ages:
+            for req, at in queue.mark_due(self._now):
+                _place(req).key = at
+        self._settle_head(budget)
 
-    def _match(self, req: Req) -> None:
-        place = req.agentcache_place
-        length = _length(req)
-        if req.positional_embed_overrides is None:
-            match_kv_cache(req, self.tree_cache)
-            place.work = max(1, length - req.num_matched_prefix_tokens)
-            place.cold = req.prefix_len <= IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD
-            size = IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD
-            if place.cold and place.prefix is None and len(req.origin_input_ids) >= size:
-                place.prefix = (req.origin_input_ids[:size].tobytes(), req.extra_key, req.cache_salt)
-        place.matched = self._pass
-        self._rank(place)
-
-    def _match_new(self, queue: list[Req], budget: int) -> int:
-        if not self._unmatched:
-            return budget
-        for req in queue:
-            if not req.agentcache_place.matched:
-                if not budget:
-                    return 0
-                self._match(req)
+    def _restore(self, budget: int) -> int:
+        """Put those deferred by the last pass back; the prefix they wait for may be there by now."""
+        for req in self._deferred:
+            position = self._order.find(req, _place(req).key)
+            if position is None:
+                continue
+            if budget:
+                self._rematch(position)
                 budget -= 1
-        self._unmatched = False
+            else:
+                self._move(position, self._waiting_key(_place(req)))
+        self._deferred = []
         return budget
 
-    def _mark_due(self, queue: list[Req]) -> None:
-        import os
+    def _match_new(self, budget: int) -> int:
+        if self._unmatched:
+            positions = [i for i, req in enumerate(self._order.items) if not _place(req).matched]
+            self._unmatched = max(0, len(positions) - budget)
+            new = [self._order.items[i] for i in positions[:budget]]
+            for req in new:
+                position = self._order.find(req, _place(req).key)
+                assert position is not None
+                self._rematch(position)
+            budget -= len(new)
+        return budget
 
-        if os.environ.get("ORDER_MODE", "strict") == "edf":
-            return
-        for req in queue:
-            self._rank(req.agentcache_place)
-        queue.sort(key=_key_of)
+    def _settle_head(self, budget: int) -> None:
+        """Match again what this batch would take, and let duplicates of a cold prefix wait for the first.
 
-    def _settle_head(self, queue: list[Req], budget: int) -> None:
-        """Match again what this batch would take, and let duplicates of a cold prefix wait for the first."""
+        As SGLang's cache-aware policies do: if one of them is about to be prefilled, the others gain by waiting
+        until its prefix is in the cache. A request that is due waits for nobody.
+        """
+        queue = self._order
         tokens = position = 0
-        seen: set[object] = set()
-        deferred = []
-        while position < len(queue) and tokens < self._batch_tokens:
-            req = queue[position]
-            place = req.agentcache_place
-            if budget and place.matched < self._pass and (not place.cold or place.deferred):
-                self._match(req)
+        leaders: set[object] = set()
+        while position < len(queue.items) and tokens < self._batch_tokens:
+            req = queue.items[position]
+            place = _place(req)
+            if budget and self._pass - place.matched >= FRESH_PASSES:
+                self._rematch(position)
                 budget -= 1
-                del queue[position]
-                insort(queue, req, lo=position, key=_key_of)
                 continue
-            place.deferred = place.cold and place.prefix in seen
-            if place.deferred:
-                deferred.append(queue.pop(position))
-                continue
-            if place.cold and place.prefix is not None:
-                seen.add(place.prefix)
+            if place.prefix is not None:
+                if place.prefix in leaders and place.key.group == order.WAITS:
+                    if len(self._deferred) == MAX_DEFERRED:
+                        return
+                    self._move(position, place.key._replace(group=order.DEFERRED))
+                    self._deferred.append(req)
+                    continue
+                leaders.add(place.prefix)
             tokens += place.work
             position += 1
-        queue.extend(deferred)
+
+    # ---- one request ----
+
+    def _waiting_key(self, place: Place) -> Key:
+        if place.key.group == order.DUE:
+            return place.key
+        return order.key(place.priority, place.arrival, place.work, place.number, self._patience)
+
+    def _move(self, position: int, at: Key) -> None:
+        req = self._order.take(position)
+        _place(req).key = at
+        self._order.add(req, at)
+
+    def _rematch(self, position: int) -> None:
+        req = self._order.items[position]
+        self._match(req)
+        self._move(position, self._waiting_key(_place(req)))
+
+    def _match(self, req: Req) -> None:
+        """Count what is resident of a request."""
+        place = _place(req)
+        place.matched = self._pass
+        if req.positional_embed_overrides is not None:
+            # SGLang gives it no cached prefix.
+            return
+        length = _length(req)
+        if self._walks_device_only and req.session is None:
+            tokens = req.origin_input_ids + req.output_ids if req.output_ids else req.origin_input_ids
+            found, _, _ = self.tree_cache.tree_core.match_full_device_prefix(
+                RadixKey(tokens, req.extra_key, cache_salt=req.cache_salt)
+            )
+            req.num_matched_prefix_tokens = min(found, req._compute_max_prefix_len(length))
+        else:
+            match_kv_cache(req, self.tree_cache)
+            found = req.prefix_len
+        place.work = max(1, length - req.num_matched_prefix_tokens)
+        size = IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD
+        cold = found <= IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD and len(req.origin_input_ids) >= size > 0
+        place.prefix = (
+            (req.origin_input_ids[:size].tobytes(), req.extra_key, req.cache_salt) if cold else None
+        )
 
 
-class OneChunkedAdder(PrefillAdder):
-    """Leaves a request out that would be the second unfinished one: SGLang tracks a single one."""
+class SharingAdder(PrefillAdder):
+    """Shares a batch between a long prefill under way and requests that go before it.
+
+    SGLang's adder admits nothing beside an unfinished prefill, unless `shortest_prefill_chunk_limit` makes room.
+    Then two of its assumptions fail: that a second prefill is never left unfinished (it tracks a single one), and
+    that the memory which the first was promised is still there for its next chunk.
+    """
+
+    def add_chunked_req(self, req: Req) -> Req | None:
+        unfinished: Req | None = super().add_chunked_req(req)
+        if unfinished is not None:
+            done = max(req.prefix_len, req.extend_end or 0)
+            rest = self.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - done)
+            self.memory_budget.current_offset += rest
+            self.memory_budget.total_offset += rest + min(
+                req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS
+            )
+        return unfinished
 
     def _select_prefill_admission(self, req: Req, **given: Any) -> Any:
         admission = super()._select_prefill_admission(req, **given)

@@ -36,7 +36,7 @@ from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 
 from . import order
 from .call_log import CallLog
-from .prefix_aware import OneChunkedAdder, PrefixAwarePolicy
+from .prefix_aware import PrefixAwarePolicy, SharingAdder
 from .tool_calls import ToolCallReader
 from .waits import Waits
 
@@ -107,7 +107,7 @@ class AgentScheduler(Scheduler):
             )
 
     def get_prefill_adder_class(self) -> type[PrefillAdder]:
-        return OneChunkedAdder if isinstance(self.policy, PrefixAwarePolicy) else PrefillAdder
+        return SharingAdder if isinstance(self.policy, PrefixAwarePolicy) else PrefillAdder
 
     def _poll_timeout_aborts(self) -> list[Any]:
         # Only the leader is asked, and what it answers rides the broadcast of requests.
