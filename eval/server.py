@@ -64,12 +64,23 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *arguments,
         ]
-        self._log = log
+        self.log = log
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def cache_url(self) -> str:
+        """Where the prefix cache is that clients of `url` share."""
+        return self.url
+
     def __enter__(self) -> Server:
-        with self._log.open("wb") as out:
+        self.log.unlink(missing_ok=True)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the process; it writes to the end of the log."""
+        with self.log.open("ab") as out:
             # A session of its own: Ctrl-C reaches us only, and the whole group can be stopped by its id.
             self._process = subprocess.Popen(
                 self.command,
@@ -78,7 +89,6 @@ class Server:
                 env=self._environment,
                 start_new_session=True,
             )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,18 +110,23 @@ class Server:
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of the server's log."""
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
+    def kill(self) -> None:
+        """End the server and its processes as a crash of the machine would."""
+        self.stop(grace_s=0.0)
+
     def stop(self, grace_s: float = 10.0) -> None:
-        """Stop the server and every process it started."""
+        """Stop the server and every process it started; `start` starts it again, at the same address."""
         if self._process is None:
             return
         group = self._process.pid
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
+        if grace_s:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
         # The schedulers live in the same group and may outlast the HTTP process.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_agentcache.trajectory.identity import Namespace
@@ -44,7 +45,7 @@ class Rooms:
     def arrived(self, req: Req) -> None:
         """A request has entered the bootstrap queue; its trajectory is known."""
         trajectory = self.cache.table.of_request(req.rid)
-        if req.bootstrap_room is None or trajectory is None:
+        if req.bootstrap_room is None or trajectory is None or req.bootstrap_host == FAKE_BOOTSTRAP_HOST:
             return
         self._rooms[req.bootstrap_room] = Room(trajectory, len(req.origin_input_ids))
         if len(self._rooms) > self.max_rooms:

@@ -1,7 +1,8 @@
 """What a scheduler does with a request that ends, by its role in PD.
 
 Target: SGLang 0.5.23, `SchedulerOutputStreamer` (through `Scheduler.get_output_streamer_class`, an extension
-point): every way a request can end passes there or through `Scheduler.send_abort_output`.
+point): every way a request can end passes there or through `Scheduler.send_abort_output`. In PD some pass
+nowhere else: a prompt too long for the bootstrap queue, a failed hand-over on the decode side.
 """
 
 from __future__ import annotations
