@@ -135,27 +135,31 @@ class PrefixAwarePolicy(SchedulePolicy):
     ) -> int | None:
         """What a long prefill under way may take of this batch, if requests that go before it wait."""
         mine: Place | None = getattr(chunked_req, "agentcache_place", None)
-        if mine is None or budget < 2 * page_size:
+        if mine is None or not waiting_queue or budget < 2 * page_size:
             return None
         rest = len(chunked_req.full_untruncated_fill_ids) - chunked_req.prefix_len
         own = order.key(mine.priority, mine.arrival, rest, mine.number, self._patience)
         if own.rank <= self._now and self._ages:
             own = Key(own.priority, order.DUE, own.number, own.number)
         reserved = 0
+        if len(waiting_queue) == 1:
+            # A pass leaves a lone request alone.
+            self._rematch(0)
         for req in waiting_queue:
             place = _place(req)
-            if not place.matched:
-                self._match(req)
             charge = -(-place.work // page_size) * page_size
             if place.key >= own or reserved + charge > budget - page_size:
                 break
             reserved += charge
         return (budget - reserved) // page_size * page_size if reserved else None
 
-    def forget(self) -> None:
-        """Let go of the requests that the last pass saw; the next pass takes the queue in again."""
-        self._order.clear()
-        self._deferred = []
+    def left(self, req: Req) -> None:
+        """A request has ended; what has only left the queue is let go of in the next pass."""
+        place: Place | None = getattr(req, "agentcache_place", None)
+        position = None if place is None else self._order.find(req, place.key)
+        if position is not None:
+            self._order.take(position)
+            self._deferred = [other for other in self._deferred if other is not req]
 
     # ---- a pass ----
 

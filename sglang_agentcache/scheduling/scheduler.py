@@ -133,6 +133,8 @@ class AgentScheduler(Scheduler):
         """A request's last output has been sent, or the word that there will be none."""
         if self.agent_cache is not None:
             self.agent_cache.request_left(req.rid)
+        if isinstance(self.policy, PrefixAwarePolicy):
+            self.policy.left(req)
         if self.pd_role is not None:
             self.pd_role.ended(req)
 
