@@ -32,6 +32,7 @@ BASES = ("client", "tool_call", "person", "prior")
 """What a prediction may rest on: the client's own word, tool calls, that none was made, nothing."""
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
+SCORE_BITS = 32
 GENERATED_WAITS = 5_000
 """An estimator without a shipped artefact is fitted on so many generated waits when the server starts."""
 
@@ -161,7 +162,7 @@ class RankedPolicy(EvictionPolicy):
                 self._fell_back = True
             self.forecasts["failed"] += len(trajectories)
             scores = -elapsed_s
-        for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
+        for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
             memo = _memo(trajectory)
             memo.version += 1
             entry = (score if math.isfinite(score) else 0.0, trajectory.serial, memo.version)
@@ -171,6 +172,13 @@ class RankedPolicy(EvictionPolicy):
                 self._heap.append(entry)
         if len(trajectories) > 1:
             heapq.heapify(self._heap)
+
+
+def _rounded(scores: np.ndarray) -> np.ndarray:
+    """Scores to 9 or 10 significant digits, [n]: the last bits of equal ones differ between CPUs, numbers of
+    threads and batches, and equal trajectories must stay equal on every rank."""
+    mantissa, exponent = np.frexp(scores)
+    return np.asarray(np.ldexp(np.round(mantissa * 2.0**SCORE_BITS), exponent - SCORE_BITS))
 
 
 def _memo(trajectory: IdleTrajectory) -> Memo:

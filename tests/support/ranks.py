@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import threading
 import time
@@ -91,7 +92,7 @@ def unlike_ranks(config: Config, model: Path, folder: Path) -> Iterator[tuple[Ru
     """Start the server of `config` with ranks that have nothing of their own in common."""
     environment = (
         *config.environment,
-        ("PYTHONPATH", str(SITE)),
+        ("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),
         (FOLDER, str(folder)),
         # On one rank only.
         ("SGLANG_AGENTCACHE_CALL_LOG", str(folder / "calls.jsonl")),

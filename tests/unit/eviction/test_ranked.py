@@ -140,6 +140,25 @@ def test_ties_go_to_the_older(policy: RankedPolicy) -> None:
     assert victim is not None and victim.serial == 1
 
 
+class LastBits(Predictive):
+    """Equal trajectories, as numpy computes them: not equal in the last bits."""
+
+    def scores(self, trajectories: Any, elapsed_s: np.ndarray, now: float) -> np.ndarray:
+        return np.array([0.3 + one.serial % 2 * 2e-16 + one.missing_tokens for one in trajectories])
+
+
+def test_last_bits_do_not_break_ties() -> None:
+    policy = started(LastBits())
+    for serial, missing in ((1, 0), (2, 0), (3, 0), (4, -1), (5, 0)):
+        policy.join(Idle(serial, missing_tokens=missing), 0.0)
+    policy.begin_eviction(0.0)
+    order = []
+    while (victim := policy.victim(0.0)) is not None:
+        order.append(victim.serial)
+        policy.leave(victim)
+    assert order == [4, 1, 2, 3, 5]
+
+
 @pytest.mark.parametrize("broken", [RuntimeError("no"), math.nan])
 def test_a_broken_predictor_changes_only_the_order(policy: RankedPolicy, broken: object, caplog: Any) -> None:
     class Broken:
