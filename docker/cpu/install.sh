@@ -42,7 +42,7 @@ echo "setup: $torch"
 "$py" "$here/check_torch.py"
 
 echo "setup: the locked packages"
-"${install[@]}" -r "$here/requirements.txt"
+"${install[@]}" -r "$here/requirements.txt" -r "$here/requirements-pd.txt"
 # Built from a copy: the build leaves its output beside the sources, and would take up what an older one left there.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
