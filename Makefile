@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 
 # Setup is done once for a content of these files and a place of the checkout (the editable install names it).
-CPU_SET := pyproject.toml setup.py $(wildcard docker/cpu/*.sh docker/cpu/*.py docker/cpu/requirements.txt) \
+CPU_SET := pyproject.toml setup.py $(wildcard docker/cpu/*.sh docker/cpu/*.py docker/cpu/requirements*.txt) \
 	$(wildcard docker/cpu/shim*/pyproject.toml docker/cpu/shim*/src/*.py docker/cpu/shim*/src/*/*.py)
 KEY := $(shell { pwd; cat $(CPU_SET); } | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.cpu-set-$(KEY)
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.cpu-set-$(KEY)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak paper
+.PHONY: help setup demo pd-demo test lint bench soak paper
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -27,6 +27,9 @@ $(STAMP):
 
 demo: setup ## the real server on the CPU, once per policy, on recorded trajectories: table, JSON and plot in out/demo
 	$(RUN) -m eval demo --out out/demo
+
+pd-demo: setup ## the same with one prefill and three decode servers behind SGLang's router: out/pd-demo
+	$(RUN) -m eval pd-demo --out out/pd-demo $(ARGS)
 
 test: setup ## every test (ARGS='-k name' is passed to pytest)
 	$(RUN) -m pytest $(ARGS)

@@ -19,6 +19,7 @@ COMMANDS = (
     "generate",
     "replay",
     "demo",
+    "pd-demo",
     "import",
     "simulate",
     "report",

@@ -35,10 +35,14 @@ class Client:
         url: base address, such as ``http://host:port``.
         api_key: sent as a bearer token if given.
         timeout_s: longest time for one whole request.
+        router: the address is that of SGLang's router, which lets `custom_params` through in `custom_labels` only.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, timeout_s: float = 600.0, router: bool = False
+    ) -> None:
         self._url = url.rstrip("/")
+        self._router = router
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -67,9 +71,14 @@ class Client:
             "ignore_eos": True,
             "max_new_tokens": output_tokens,
         }
-        if custom_params is not None:
+        message: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling, "stream": True}
+        if custom_params is not None and self._router:
+            message["custom_labels"] = {
+                key: msgspec.json.encode(value).decode() for key, value in custom_params.items()
+            }
+        elif custom_params is not None:
             sampling["custom_params"] = custom_params
-        body = msgspec.json.encode({"input_ids": input_ids, "sampling_params": sampling, "stream": True})
+        body = msgspec.json.encode(message)
         start = time.perf_counter()
         try:
             async with self._session.post(

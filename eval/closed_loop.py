@@ -17,13 +17,16 @@ from eval.trace import Trajectory, Turn
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """How to replay. ``hints`` sends the agentcache payload, ``oracle`` adds the true idle time to it."""
+    """How to replay. ``hints`` sends the agentcache payload, ``oracle`` adds the true idle time to it, and
+    without ``tool_calls`` it does not say which tools run. ``router`` is as in `client.Client`."""
 
     url: str
     concurrency: int
     seed: int = 0
     hints: bool = False
     oracle: bool = False
+    tool_calls: bool = True
+    router: bool = False
     vocab_size: int = 256
     first_id: int = 0
     ramp_s: float = 0.0
@@ -58,14 +61,14 @@ def next_call(turn: Turn) -> list[dict[str, str]]:
     ]
 
 
-def hint(trajectory: Trajectory, index: int, oracle: bool) -> dict[str, Any]:
+def hint(trajectory: Trajectory, index: int, oracle: bool, tool_calls: bool = True) -> dict[str, Any]:
     """The ``custom_params`` of one request: whose it is, whether it is the last, which tools run next."""
     following = trajectory.turns[index + 1] if index + 1 < len(trajectory.turns) else None
     payload: dict[str, Any] = {"trajectory_id": trajectory.trajectory_id, "final": following is None}
     if trajectory.parent is not None:
         payload["parent_id"] = trajectory.parent
     if following is not None:
-        if calls := next_call(following):
+        if tool_calls and (calls := next_call(following)):
             payload["tool_calls"] = calls
         if oracle and following.gap_s is not None:
             payload["expected_idle_s"] = following.gap_s
@@ -130,7 +133,7 @@ class Replay:
         self._start = time.perf_counter()
         try:
             async with (
-                Client(config.url, config.api_key, config.timeout_s) as client,
+                Client(config.url, config.api_key, config.timeout_s, config.router) as client,
                 asyncio.TaskGroup() as agents,
             ):
                 for number in range(config.concurrency):
@@ -191,7 +194,8 @@ class Replay:
             active_tokens=self._pool.active_tokens(),
             live_tokens=self._pool.live_tokens(),
         )
-        params = hint(trajectory, index, self._config.oracle) if self._config.hints else None
+        config = self._config
+        params = hint(trajectory, index, config.oracle, config.tool_calls) if config.hints else None
         try:
             answer = await client.generate(prompt, turn.output_tokens, params)
         except RequestFailed as error:

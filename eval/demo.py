@@ -22,13 +22,15 @@ from eval import calibrate, counters, dataset, plot, regime, summary
 from eval.client import RequestFailed
 from eval.closed_loop import Outcome, ReplayConfig
 from eval.counters import Counters
+from eval.pd import Cluster
 from eval.plan import PRESETS, Plan, make_plan
-from eval.policies import POLICIES, STOCK
+from eval.policies import POLICIES, STOCK, Policy
 from eval.records import RequestRecord
 from eval.replay import add_scale_arguments, replay
 from eval.server import CPU_ENVIRONMENT, Server, ServerFailed, without_our_plugin
 from eval.tiny_model import TinyModel, write_tiny_model
 
+DEFAULT_POLICIES = ["lru", "lru+completion", "rr", "rr-leaf"]
 RAMP_S = 5.0
 """The first agents do not all start at once: a cold burst would be the same tail for every policy."""
 
@@ -40,7 +42,7 @@ with more heads that would hide what a cache hit saves."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="results (%(default)s)")
-    add("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="in this order")
+    add("--policies", nargs="+", choices=list(POLICIES), default=DEFAULT_POLICIES, help="in this order")
     add("--workload", choices=list(PRESETS), default="coding-agent", help="what the agents do (%(default)s)")
     add(
         "--data",
@@ -72,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Demo:
     """Runs policies one after the other and keeps OUT up to date after each."""
 
+    router = False
+    """Whether clients speak to a router."""
+
     def __init__(self, args: argparse.Namespace, plan: Plan, model: Path) -> None:
         self._args, self._plan, self._model = args, plan, model
         self.rows: list[summary.Row] = []
@@ -86,34 +91,28 @@ class Demo:
         args, policy = self._args, POLICIES[name]
         folder: Path = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {**CPU_ENVIRONMENT, **(without_our_plugin() if policy.module == STOCK else {})}
-        arguments = [
-            *("--device", "cpu", "--model-path", str(self._model)),
-            *("--max-total-tokens", str(self._plan.pool_tokens), "--page-size", str(args.page_size)),
-            *("--enable-cache-report", "--enable-metrics", "--sleep-on-idle"),
-            *(() if args.model_path else ("--load-format", "dummy")),
-            *policy.command(self._plan.chunk_tokens),
-        ]
-        with Server(policy.module, arguments, folder / "server.log", args.port, environment) as server:
+        with self.serving(policy, folder) as server:
             print(f"{name}: starting {policy.module}", file=sys.stderr)
             started_s = server.wait_healthy()
             speed = calibrate.probe(server.url, round(self._plan.demand.mean_context), args.seed)
-            counters.flush_cache(server.url)
+            counters.flush_cache(server.cache_url)
             if self._plan.fitted is None:
                 self._plan = self._plan.fit_gaps(speed)
                 print(self._plan.describe(), file=sys.stderr)
             plan = self._plan
-            before = Counters.read(server.url)
+            before = Counters.read(server.cache_url)
             config = ReplayConfig(
                 url=server.url,
                 concurrency=args.concurrency,
                 seed=args.seed,
                 hints=policy.hints,
+                tool_calls=not policy.blind,
+                router=self.router,
                 ramp_s=RAMP_S,
             )
             outcome = replay(config, plan.trajectories, folder / "requests.jsonl", name)
-            counted = Counters.read(server.url) - before
-            states = counters.agentcache_states(counters.server_info(server.url))
+            counted = Counters.read(server.cache_url) - before
+            states = counters.agentcache_states(counters.server_info(server.cache_url))
         self._keep(name, outcome, counted)
         self._notes[name] = {
             "command": server.command[1:],
@@ -128,6 +127,29 @@ class Demo:
         }
         self.write()
         return outcome.finished
+
+    def serving(self, policy: Policy, folder: Path) -> Server | Cluster:
+        """What serves under this policy, to be started."""
+        return Server(
+            policy.module,
+            [*self.arguments(), *policy.command(self._plan.chunk_tokens)],
+            folder / "server.log",
+            self._args.port,
+            {**CPU_ENVIRONMENT, **self.environment(policy)},
+        )
+
+    def arguments(self) -> list[str]:
+        """Server arguments that have nothing to do with the policy."""
+        return [
+            *("--device", "cpu", "--model-path", str(self._model)),
+            *("--max-total-tokens", str(self._plan.pool_tokens), "--page-size", str(self._args.page_size)),
+            *("--enable-cache-report", "--enable-metrics", "--sleep-on-idle"),
+            *(() if self._args.model_path else ("--load-format", "dummy")),
+        ]
+
+    def environment(self, policy: Policy) -> dict[str, str]:
+        """Variables that the policy's servers get."""
+        return without_our_plugin() if policy.module == STOCK else {}
 
     def _keep(self, name: str, outcome: Outcome, counted: Counters) -> None:
         self._requests[name] = outcome.requests
@@ -173,7 +195,8 @@ class Demo:
         return "\n".join([self._plan.describe(), *pressure, "", summary.table(self.rows)])
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace, kind: type[Demo] = Demo) -> int:
+    """Run the policies with this kind of server; returns the exit code."""
     start = time.perf_counter()
     try:
         plan = make_plan(args)
@@ -186,7 +209,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     if plan.fitted is not None:
         print(plan.describe(), file=sys.stderr)
-    demo, code = Demo(args, plan, model), 0
+    demo, code = kind(args, plan, model), 0
     # A plain kill ends the demo as Ctrl-C does: results are kept and no server is left behind.
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

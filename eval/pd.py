@@ -94,13 +94,13 @@ class Cluster:
             server = self._server(prefill, (*arguments, *backend), folder / f"prefill{number}.log")
             self.prefills.append(server)
             routes += ["--prefill", server.url, str(bootstrap)]
-        urls = ",".join(server.url for server in self.prefills)
-        told = {"": (), "prefills": ("--agentcache-prefill-url", urls)}.get(
-            channel, ("--agentcache-prefill-url", channel)
-        )
+        if channel == "prefills":
+            channel = ",".join(server.url for server in self.prefills)
+        told = ("--agentcache-prefill-url", channel) if channel else ()
         for number in range(decodes):
-            arguments = ("--disaggregation-mode", "decode", *backend, *told)
-            server = self._server(decode, arguments, folder / f"decode{number}.log")
+            server = self._server(
+                decode, ("--disaggregation-mode", "decode", *backend, *told), folder / f"decode{number}.log"
+            )
             self.decodes.append(server)
             routes += ["--decode", server.url]
         self.router = Server(

@@ -136,10 +136,9 @@ def test_eviction_under_pressure(client: PdClient, rng: random.Random) -> None:
     histories = {f"agent-{number}": random_tokens(rng, 1_000) for number in range(12)}
     for name, history in histories.items():
         client.generate(history, name, 4)
+    assert client.prefill.settled()["pool"]["free_tokens"] < 1_000
     lost = [1_000 - 1 - client.generate(history, name, 4).cached for name, history in histories.items()]
     assert any(lost)
-    # Tails were cut: nobody lost everything.
-    assert max(lost) < 999
 
 
 def test_words_about_other_requests_change_nothing(
