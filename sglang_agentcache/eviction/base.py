@@ -26,6 +26,10 @@ class IdleTrajectory(Protocol):
         """What its last request said or showed (`serving.hints.Hints`): the tool calls it waits for."""
 
     @property
+    def closing(self) -> bool:
+        """A client has said that it is complete; it will not return."""
+
+    @property
     def serial(self) -> int:
         """Creation counter: unique, equal on every rank, breaks ties."""
 

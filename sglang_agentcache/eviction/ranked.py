@@ -83,9 +83,10 @@ class RankedPolicy(EvictionPolicy):
         self._joined: dict[int, IdleTrajectory] = {}
         self._heap: list[tuple[float, int, int]] = []
         self._evictions = 0
+        self._heard_at = 0.0
         self._fell_back = False
         self.forecasts: Counter[str] = Counter()
-        """Waits by what their prediction rests on (`BASES`); "failed" counts trajectories ranked without one."""
+        """Waits by what their prediction rests on (`BASES`); "failed" counts what went without one."""
 
     @abstractmethod
     def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
@@ -100,7 +101,11 @@ class RankedPolicy(EvictionPolicy):
         calls = getattr(hints, "tool_calls", None)
         # None: nothing is known of the wait, so the prior of all tools; (): a person is waited for.
         waits_for: object = ToolCall("") if calls is None else (tuple(calls) or None)
-        memo.wait = self.predictor.prepare(waits_for, memo.history)
+        try:
+            memo.wait = self.predictor.prepare(waits_for, memo.history)
+        except Exception:
+            memo.wait = None
+            self._predictor_failed()
         memo.expected_s = getattr(hints, "expected_idle_s", None)
         basis = "prior" if calls is None else "tool_call" if calls else "person"
         self.forecasts["client" if memo.expected_s is not None else basis] += 1
@@ -109,6 +114,9 @@ class RankedPolicy(EvictionPolicy):
 
     def leave(self, trajectory: IdleTrajectory) -> None:
         self._joined.pop(trajectory.serial, None)
+        if trajectory.closing:
+            # It will not come back from this wait: the wait lasted at least until the last time we heard of.
+            self._learn(trajectory, max(0.0, self._heard_at - trajectory.idle_since), censored=True)
 
     def refined(self, trajectory: IdleTrajectory, now: float) -> None:
         if trajectory.serial in self._joined:
@@ -129,17 +137,19 @@ class RankedPolicy(EvictionPolicy):
 
     def begin_eviction(self, now: float) -> None:
         if self._evictions % self.rebuild_interval == 0:
-            self._heap.clear()
-            self._rank(list(self._joined.values()), now)
+            self.rebuild(list(self._joined.values()), now)
         self._evictions += 1
+
+    def rebuild(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
+        """Evaluate all joined ones again."""
+        self._heap.clear()
+        self._rank(trajectories, now)
 
     def __len__(self) -> int:
         return len(self._joined)
 
     def returned(self, trajectory: IdleTrajectory, idle_s: float) -> None:
-        memo = _memo(trajectory)
-        if memo.wait is not None:
-            self.predictor.observe(memo.wait, idle_s, history=memo.history)
+        self._learn(trajectory, idle_s)
 
     def remaining_s(
         self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, horizon: float | None
@@ -149,18 +159,33 @@ class RankedPolicy(EvictionPolicy):
         said = said_left(trajectories, elapsed_s)
         return np.where(np.isnan(said), left, said)
 
+    def _learn(self, trajectory: IdleTrajectory, idle_s: float, censored: bool = False) -> None:
+        """Each wait teaches once."""
+        memo = _memo(trajectory)
+        wait, memo.wait = memo.wait, None
+        if wait is None:
+            return
+        try:
+            self.predictor.observe(wait, idle_s, history=memo.history, censored=censored)
+        except Exception:
+            self._predictor_failed()
+
+    def _predictor_failed(self, trajectories: int = 1) -> None:
+        """A wrong prediction may change the order, never stop the server. Call it while handling the exception."""
+        if not self._fell_back:
+            logger.exception("agentcache: the predictor failed; longest idle goes first where it does")
+            self._fell_back = True
+        self.forecasts["failed"] += trajectories
+
     def _rank(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
+        self._heard_at = now
         if not trajectories:
             return
         elapsed_s = np.array([max(0.0, now - trajectory.idle_since) for trajectory in trajectories])
         try:
             scores = self.scores(trajectories, elapsed_s, now)
         except Exception:
-            # A wrong prediction may change the order, never stop an eviction: longest idle first.
-            if not self._fell_back:
-                logger.exception("agentcache: the predictor failed; longest idle goes first where it does")
-                self._fell_back = True
-            self.forecasts["failed"] += len(trajectories)
+            self._predictor_failed(len(trajectories))
             scores = -elapsed_s
         for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
             memo = _memo(trajectory)

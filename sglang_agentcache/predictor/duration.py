@@ -182,6 +182,16 @@ class DurationPredictor:
         assert scale is not None
         return _shape(survival.discounted(_rows(waits), elapsed_s, scale), single)
 
+    def return_index(self, calls: object, elapsed: Any = 0.0, delay_s: float = 0.5) -> Any:
+        """The best chance of a return per second of waiting for it (`survival.return_index`), per second.
+
+        Arguments and result as in `expected_remaining`; ``delay_s`` seconds are waited in any case.
+        """
+        waits, elapsed_s, single = self._conditions(calls, elapsed)
+        delay = _positive("delay_s", delay_s)
+        assert delay is not None
+        return _shape(survival.return_index(_rows(waits), elapsed_s, delay), single)
+
     def _waits(self, calls: object) -> tuple[list[PreparedWait], bool]:
         if isinstance(calls, list):
             return [self.prepare(call) for call in calls], False

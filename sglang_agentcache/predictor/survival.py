@@ -17,6 +17,8 @@ LOG_GRID = np.arange(-2.0, 6.0 + _STEP / 2, _STEP)
 TIME_GRID = 10.0**LOG_GRID - OFFSET_S
 TIME_GRID[0] = 0.0
 _WIDTHS = np.diff(TIME_GRID)
+#: Weights of the grid points in an integral (trapezoids).
+_AREAS = 0.5 * (np.append(_WIDTHS, 0.0) + np.insert(_WIDTHS, 0, 0.0))
 
 #: Longest duration that is told apart from "never", seconds.
 MAX_DURATION_S = float(TIME_GRID[-1])
@@ -91,24 +93,47 @@ def mean_left(rows: np.ndarray, elapsed_s: np.ndarray, horizon_s: float | None =
 
     rows float64 [n, grid], elapsed_s float64 [n] -> float64 [n].
     """
-    areas = (rows[:, 1:] + rows[:, :-1]) * (0.5 * _WIDTHS)
-    beyond = np.zeros_like(rows)
-    beyond[:, :-1] = np.cumsum(areas[:, ::-1], axis=1)[:, ::-1]
-    area, survivors = _area_beyond(rows, beyond, elapsed_s)
+    area, survivors = _area_beyond(rows, elapsed_s)
     floor = np.maximum(MIN_LEFT_SHARE * elapsed_s, MIN_LEFT_S)
     if horizon_s is not None:
-        area = area - _area_beyond(rows, beyond, elapsed_s + horizon_s)[0]
+        area = area - _area_beyond(rows, elapsed_s + horizon_s)[0]
         floor = np.minimum(floor, horizon_s)
     return np.maximum(area / np.maximum(survivors, 1e-12), floor)
 
 
-def _area_beyond(rows: np.ndarray, beyond: np.ndarray, start_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def return_index(rows: np.ndarray, elapsed_s: np.ndarray, delay_s: float) -> np.ndarray:
+    """The best chance of a return per second of waiting for it: float64 [n, grid], [n] -> [n], per second.
+
+    With R = T - e given T > e, the largest P(R <= h) / (E[min(R, h)] + delay) over all horizons h. Whoever keeps
+    memory for a trajectory may give up at any h; this is what the best such plan pays per second of memory (the
+    Gittins index). A constant R gives 1 / (R + delay), and so does an exponential one by its mean; where R is
+    either short or very long, the short part counts until it has passed.
+    """
+    cell, survivors, partial = _rest_of_cell(rows, elapsed_s)
+    passed = np.zeros_like(rows)  # the integral of P(T > t) up to each grid time
+    np.cumsum((rows[:, 1:] + rows[:, :-1]) * (0.5 * _WIDTHS), axis=1, out=passed[:, 1:])
+    until_now = passed[np.arange(len(rows)), cell + 1] - partial
+    # Horizons that have passed already come out at 0 or below. In place: this is asked for all idle ones at once.
+    back = survivors[:, None] - rows
+    waited = np.subtract(passed, (until_now - delay_s * survivors)[:, None], out=passed)
+    best = np.divide(back, np.maximum(waited, 1e-12, out=waited), out=back).max(axis=1)
+    return np.asarray(np.maximum(best, _LEAST_CHANCE / (1.0 + elapsed_s)))
+
+
+def _area_beyond(rows: np.ndarray, start_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the integral of P(T > t) over t > start, and P(T > start)."""
+    cell, survivors, partial = _rest_of_cell(rows, start_s)
+    after = rows[np.arange(len(rows)), cell + 1]
+    # Level up to the cell's end: that part is known, and all rows share one vector of weights.
+    level = np.minimum(rows, after[:, None])
+    return level @ _AREAS - after * TIME_GRID[cell + 1] + partial, survivors
+
+
+def _rest_of_cell(rows: np.ndarray, start_s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the grid cell, P(T > start), and the integral of P(T > t) from there to the cell's end."""
     cell, survivors = _condition(rows, start_s)
-    pick = np.arange(len(rows))
-    after = rows[pick, cell + 1]
-    partial = 0.5 * (survivors + after) * np.maximum(TIME_GRID[cell + 1] - start_s, 0.0)
-    return beyond[pick, cell + 1] + partial, survivors
+    after = rows[np.arange(len(rows)), cell + 1]
+    return cell, survivors, 0.5 * (survivors + after) * np.maximum(TIME_GRID[cell + 1] - start_s, 0.0)
 
 
 def discounted(rows: np.ndarray, elapsed_s: np.ndarray, tau_s: float) -> np.ndarray:

@@ -24,6 +24,7 @@ class Idle:
     idle_since: float = 0.0
     resident_tokens: int = 8192
     missing_tokens: int = 0
+    closing: bool = False
     memo: Any = None
 
 
@@ -96,6 +97,29 @@ def test_convex_spreads_evenly_over_equals() -> None:
     assert sorted(rounds(policy, 8, 0.0)) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_convex_judges_what_is_missing_by_what_the_others_miss() -> None:
+    """A chunk more costs equals nearly the same; where the others miss little, the one that misses much is spared."""
+    policy = started(Convex())
+    for serial, (seconds, missing) in enumerate(((12.0, 8192), (10.0, 0), (1.0, 0), (1.0, 0))):
+        policy.join(Idle(serial, said(seconds), missing_tokens=missing), 0.0)
+    assert rounds(policy, 1, 0.0) == [1]
+    among_equals = started(Convex())
+    for serial, (seconds, missing) in enumerate(
+        ((12.0, 68_000), (10.0, 60_000), (1.0, 60_000), (1.0, 60_000))
+    ):
+        among_equals.join(Idle(serial, said(seconds), missing_tokens=missing), 0.0)
+    assert rounds(among_equals, 1, 0.0) == [0]
+
+
+def test_convex_knows_the_size_of_a_chunk() -> None:
+    """Whole trajectories: what is left counts; the long one would miss most."""
+    for chunk_tokens, first in ((1024, 0), (0, 1)):
+        policy = started(Convex(chunk_tokens=chunk_tokens))
+        policy.join(Idle(0, said(11.0), resident_tokens=50_000), 0.0)
+        policy.join(Idle(1, said(10.0), resident_tokens=2_000), 0.0)
+        assert rounds(policy, 1, 0.0) == [first]
+
+
 def test_convex_with_exponent_0_has_the_order_of_the_return_rate() -> None:
     policy = started(Convex(exponent=0.0, rate="inverse"))
     for serial, seconds in enumerate((5.0, 60.0, 20.0)):
@@ -130,6 +154,20 @@ def test_leaving_and_rejoining(policy: RankedPolicy) -> None:
     assert policy.victim(0.0) is None and len(policy) == 0
     policy.join(one, 0.0)
     assert policy.victim(0.0) is one
+
+
+def test_an_abandoned_wait_is_evidence_that_it_takes_long(policy: RankedPolicy) -> None:
+    hints = Hints(tool_calls=(ToolCall("deploy_all", "{}"),))
+    policy.join(Idle(0, hints), 0.0)
+    before = policy.predictor.predict(hints.tool_calls[0])  # type: ignore[index]
+    for number in range(1, 30):
+        idle = Idle(number, hints)
+        policy.join(idle, 0.0)
+        policy.begin_eviction(300.0)
+        idle.closing = True
+        policy.leave(idle)
+        policy.leave(idle)
+    assert policy.predictor.predict(hints.tool_calls[0]) > max(300.0, 10 * before)  # type: ignore[index]
 
 
 def test_ties_go_to_the_older(policy: RankedPolicy) -> None:
@@ -175,6 +213,12 @@ def test_a_broken_predictor_changes_only_the_order(policy: RankedPolicy, broken:
     policy.predictor = Broken()  # type: ignore[assignment]
     assert len(set(rounds(policy, 5, 11.0))) >= 1
     rounds(policy, 5, 12.0), rounds(policy, 5, 13.0), rounds(policy, 5, 14.0)
+    if isinstance(broken, Exception):  # not even preparing and learning work
+        late = Idle(9, bash("ls"), idle_since=14.0)
+        policy.join(late, 14.0)
+        assert len(policy) == 4 and len(set(rounds(policy, 5, 15.0))) >= 1
+        policy.leave(late)
+        policy.returned(late, 1.0)
     assert caplog.text.count("the predictor failed") == (1 if isinstance(broken, Exception) else 0)
 
 
@@ -198,6 +242,7 @@ def test_it_learns_from_returns(policy: RankedPolicy) -> None:
         ({"exponent": -1}, "exponent"),
         ({"exponent": True}, "exponent"),
         ({"rate": "mean"}, "rate"),
+        ({"chunk_tokens": -1}, "chunk_tokens"),
         ({"tau_s": 0}, "tau_s"),
         ({"estimator": "gpt"}, "estimator"),
         ({"rebuild_interval": 0}, "rebuild_interval"),

@@ -21,6 +21,42 @@ def test_discount_of_exponential_waits():
     assert survival.discounted(rows, np.array([0.0, 10.0]), 10.0) == pytest.approx(0.5, rel=0.06)
 
 
+def test_index_of_waits_without_memory_is_the_inverse_of_the_mean():
+    rows = np.stack([exponential_row(10.0)] * 3)
+    index = survival.return_index(rows, np.array([0.0, 5.0, 15.0]), 2.0)
+    assert index == pytest.approx(1 / 12.0, rel=0.1)
+
+
+def test_index_of_a_certain_wait():
+    row = survival.survival_row(survival.log_seconds(np.array([29.0, 31.0])), np.array([0.0, 1.0]))[None, :]
+    for elapsed in (0.0, 10.0, 15.0):  # a cell of the grid is a quarter wide there
+        index = survival.return_index(row, np.array([elapsed]), 0.5)[0]
+        assert index == pytest.approx(1 / (30.5 - elapsed), rel=0.2)
+
+
+def test_index_counts_the_short_half_until_it_has_passed():
+    times = np.array([0.9, 1.0, 1.1, 990.0, 1000.0, 1010.0])
+    row = survival.survival_row(survival.log_seconds(times), np.array([0, 0.25, 0.5, 0.5, 0.75, 1]))[None, :]
+    before, after = (survival.return_index(row, np.array([e]), 0.5)[0] for e in (0.0, 3.0))
+    assert before > 0.3
+    assert after == pytest.approx(1e-3, rel=0.3)
+
+
+def test_index_is_at_least_that_of_waiting_to_the_end():
+    rng = np.random.default_rng(0)
+    rows = np.stack(
+        [survival.survival_row(np.sort(rng.normal(0, 2, 30)), np.linspace(0, 1, 30)) for _ in range(200)]
+    )
+    elapsed = 10.0 ** rng.uniform(-2, 7, 200)
+    index = survival.return_index(rows, elapsed, 0.5)
+    assert np.isfinite(index).all() and (index > 0).all()
+    assert (index <= 1 / 0.5).all()
+    inside = survival.mean_left(rows, elapsed) > 2 * survival.MIN_LEFT_SHARE * elapsed  # not the floor
+    assert inside.sum() > 50
+    patient = 1 / (survival.mean_left(rows, elapsed) + 0.5)
+    assert (index[inside] >= 0.999 * patient[inside]).all()
+
+
 def test_quantiles_and_medians():
     row = exponential_row(10.0)[None, :]
     assert survival.quantile(row, 0.5)[0] == pytest.approx(10 * np.log(2), rel=0.06)
