@@ -28,7 +28,7 @@ from sglang_agentcache.disagg.settings import channel_settings
 from sglang_agentcache.flags import CALL_LOG, call_log_bytes, patience
 from sglang_agentcache.predictor.store import ArtefactError
 from sglang_agentcache.serving.hints import COMPLETE, Completion, HintError
-from sglang_agentcache.serving.metrics import AgentCacheMetrics
+from sglang_agentcache.serving.metrics import measure
 from sglang_agentcache.serving.reload import RELOAD
 from sglang_agentcache.serving.state import server_state
 from sglang_agentcache.trajectory.clock import Tick
@@ -67,8 +67,9 @@ class AgentScheduler(Scheduler):
         self.waits = None if cache is None else Waits(cache, reader, _call_log())
         self.pd_role = role_of(self, reader)
         self.agent_metrics = None
-        if cache is not None and self.metrics_collector_context.current_scheduler_metrics_enabled:
-            self.agent_metrics = AgentCacheMetrics(self.metrics_collector, cache)
+        if self.metrics_collector_context.current_scheduler_metrics_enabled:
+            channel = self.pd_role.channel if isinstance(self.pd_role, Reporter) else None
+            self.agent_metrics = measure(self.metrics_collector, cache, channel)
 
     def _tool_call_reader(self) -> ToolCallReader | None:
         serving = get_serving()

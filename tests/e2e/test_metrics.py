@@ -7,7 +7,8 @@ import time
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_agentcache.serving.metrics import PREFIX, REFRESH_S
+from sglang_agentcache.serving.families import PREFIX
+from sglang_agentcache.serving.metrics import REFRESH_S
 from tests.support.e2e_client import Client, random_tokens
 from tests.support.e2e_servers import RR, Running, on
 

@@ -11,7 +11,11 @@ from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector
 from sglang.srt.runtime_context import get_context
 
 from sglang_agentcache.config import AgentCacheConfig
-from sglang_agentcache.serving.metrics import OTHER, PREFIX, AgentCacheMetrics
+from sglang_agentcache.disagg.channel import Channel
+from sglang_agentcache.disagg.messages import Ended
+from sglang_agentcache.disagg.settings import ChannelSettings
+from sglang_agentcache.serving.families import PREFIX
+from sglang_agentcache.serving.metrics import OTHER, measure
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from tests.support.serving import Server, publish_sglang_config
 
@@ -31,7 +35,7 @@ class Seen:
     def __init__(self, collector: SchedulerMetricsCollector, policy: str) -> None:
         self.server = Server("rust", 1, 2048, AgentCacheConfig(policy, chunk_tokens=128))
         self.registry = CollectorRegistry()
-        self.metrics = AgentCacheMetrics(collector, self.server.cache, self.registry)
+        self.metrics = measure(collector, self.server.cache, None, self.registry)
 
     def __call__(self, name: str, **own: str) -> float | None:
         self.metrics.update()
@@ -180,3 +184,19 @@ def test_series_do_not_grow_with_what_clients_send(seen: Seen) -> None:
     seen.metrics.update()
     after = sorted(map(str, seen.series()))
     assert len(after) == len(before) and all("tool1" not in series for series in after)
+
+
+def test_what_a_decode_worker_could_not_send(collector: SchedulerMetricsCollector) -> None:
+    registry = CollectorRegistry()
+    # Nobody listens there.
+    channel = Channel(ChannelSettings(("http://127.0.0.1:1",), "s" * 24), max_queued=2)
+    metrics = measure(collector, None, channel, registry)
+    for room in range(5):
+        channel.put(None, lambda room=room: Ended(room=room, output_tokens=1))
+    metrics.update()
+    labels = {key: str(value) for key, value in LABELS.items()}
+    hints = {**labels, "source": "channel"}
+    assert registry.get_sample_value(PREFIX + "hints_total", {**hints, "outcome": "dropped"}) == 3
+    assert registry.get_sample_value(PREFIX + "hints_total", {**hints, "outcome": "sent"}) == 0
+    assert registry.get_sample_value(PREFIX + "channel_queued", labels) == 2
+    channel.close()
