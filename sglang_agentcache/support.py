@@ -54,6 +54,11 @@ def _problems(args: Any) -> Iterator[str]:
         yield "--hicache-host-memory-mode buffer_only is not supported: it pins nodes past the cache's locks"
     if args.dcp_size > 1:
         yield "--dcp-size above 1 is not supported: chunks are not aligned to its wider pages yet"
+    if args.enable_dp_attention and args.pp_size > 1 and not args.enable_dp_attention_local_control_broadcast:
+        yield (
+            "--enable-dp-attention with --pp-size above 1 needs --enable-dp-attention-local-control-broadcast: "
+            "without it the later stages of a group get the time of another group's leader"
+        )
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true"):
         yield "SGLANG_RUST_SERVER is not supported: the Rust front end does not read what requests carry for us"
     if args.tokenizer_worker_num > 1:

@@ -23,6 +23,9 @@ DEFAULTS: dict[str, Any] = {
     "enable_unified_cache_external_linker": False,
     "hicache_host_memory_mode": "cache",
     "dcp_size": 1,
+    "pp_size": 1,
+    "enable_dp_attention": False,
+    "enable_dp_attention_local_control_broadcast": False,
     "tokenizer_worker_num": 1,
 }
 
@@ -47,6 +50,10 @@ def test_defaults_pass() -> None:
         ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker"),
         ({"hicache_host_memory_mode": "buffer_only"}, "--hicache-host-memory-mode buffer_only"),
         ({"dcp_size": 2}, "--dcp-size"),
+        (
+            {"enable_dp_attention": True, "pp_size": 2},
+            "--enable-dp-attention-local-control-broadcast",
+        ),
         ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num"),
         ({"radix_eviction_policy_config": {"chunk_tokens": 8}}, "chunk_tokens"),
     ],
