@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -70,13 +69,15 @@ class Records:
             out.append([own - true for true, own in samples])
         return out
 
-    def first_difference(self, *, whole: bool = True) -> Decision | None:
+    def first_difference(self, kind: str = "", *, whole: bool = True) -> Decision | None:
         """Where the ranks first decided differently.
 
         Args:
+            kind: look at decisions of this kind only.
             whole: also if one has decided more than another, which is no difference while they work.
         """
-        for line, made in enumerate(zip_longest(*self.decisions())):
+        chosen = [[line for line in lines if line.startswith(kind)] for lines in self.decisions()]
+        for line, made in enumerate(zip_longest(*chosen)):
             if None in made and not whole:
                 return None
             if len(set(made)) > 1:
@@ -190,11 +191,15 @@ def wait_until(reached: Any, agents: Agents, timeout_s: float) -> None:
         time.sleep(0.5)
 
 
-def wait_for_failure(records: Records, agents: Agents, timeout_s: float) -> None:
-    """Wait until the ranks have differed or the server has failed; returns anyway when the time runs out."""
+def wait_for_other_victims(records: Records, agents: Agents, timeout_s: float) -> Decision | None:
+    """Wait until the ranks have cut differently; the server may fail over it.
+
+    Returns:
+        where; None if the time ran out.
+    """
     deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline and agents.failure is None:
-            if records.first_difference(whole=False) is not None:
-                return
-            time.sleep(0.5)
+    while time.monotonic() < deadline:
+        if agents.failure is not None or records.first_difference("cut", whole=False) is not None:
+            break
+        time.sleep(0.5)
+    return records.first_difference("cut", whole=False)

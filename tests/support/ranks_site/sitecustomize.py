@@ -25,8 +25,8 @@ def wrong_by(rank: int, seconds: float) -> float:
     jump = int(seconds)
     if rank == 0:
         # The leader's only jump: back by 70 s, then on by 150 s, so that its time does go on.
-        return (40.0 * (jump % 3600) - 110.0 * (jump % 2)) * jumping
-    return 731.0 + 0.5 * (seconds % 3600.0) + 120.0 * (jump * 2 % 7 - 3) * jumping
+        return (40.0 * jump - 110.0 * (jump % 2)) * jumping
+    return 731.0 + 0.5 * seconds + 120.0 * (jump * 2 % 7 - 3) * jumping
 
 
 def skew_clocks(rank: int) -> None:

@@ -123,13 +123,18 @@ def write_down_decisions(rank: int, folder: Path) -> None:
     clocks = (folder / f"rank{rank}.clocks").open("w", buffering=1)
     counted = 0
 
-    cut, left, complete = AgentRadixCache._cut, AgentRadixCache._left_device, AgentRadixCache.complete
+    evict, cut, left = AgentRadixCache._evict_idle, AgentRadixCache._cut, AgentRadixCache._left_device
+    complete = AgentRadixCache.complete
     returned, reload = Waits.returned, Waits.reload
+
+    def evict_(cache: Any, enough: Any, tracker: Any) -> None:
+        decisions.write(f"evict at {cache.clock.now()}\n")
+        evict(cache, enough, tracker)
 
     def cut_(cache: Any, trajectory: Any, tracker: Any) -> int:
         nonlocal counted
         freed: int = cut(cache, trajectory, tracker)
-        decisions.write(f"cut {list(trajectory.key)} {freed} {cache.clock.now()}\n")
+        decisions.write(f"cut {list(trajectory.key)} {freed}\n")
         counted += 1
         if counted % 50 == 0:
             clocks.write(f"{time.true_monotonic()} {time.monotonic()}\n")  # type: ignore[attr-defined]
@@ -154,7 +159,8 @@ def write_down_decisions(rank: int, folder: Path) -> None:
         decisions.write(f"reload {artefact}\n")
         return artefact
 
-    AgentRadixCache._cut, AgentRadixCache._left_device, AgentRadixCache.complete = cut_, left_, complete_
+    AgentRadixCache._evict_idle, AgentRadixCache._cut, AgentRadixCache._left_device = evict_, cut_, left_
+    AgentRadixCache.complete = complete_
     Waits.returned, Waits.reload = returned_, reload_
 
 
