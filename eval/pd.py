@@ -58,7 +58,7 @@ class Cluster:
         prefill, decode: the two sides.
         prefills, decodes: how many servers of each.
         transfer: one of `TRANSFERS`.
-        routing: the router's policy.
+        routing: the router's policy; `router_arguments` are further flags of it.
         channel: whom decode servers (of ours) tell how requests ended: "prefills", addresses, or "" for nobody.
     """
 
@@ -72,6 +72,7 @@ class Cluster:
         decodes: int = 1,
         transfer: str = "nixl",
         routing: str = "cache_aware",
+        router_arguments: Sequence[str] = (),
         channel: str = "",
         port: int | None = None,
     ) -> None:
@@ -107,7 +108,7 @@ class Cluster:
             ROUTER,
             (
                 *("--pd-disaggregation", "--policy", routing, *routes),
-                *("--prometheus-port", str(free_port()), "--log-level", "warn"),
+                *("--prometheus-port", str(free_port()), "--log-level", "warn", *router_arguments),
             ),
             folder / "router.log",
             port,

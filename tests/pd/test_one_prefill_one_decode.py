@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
-from eval.pd import Cluster, running
+from eval.pd import START_S, Cluster, running
 from sglang_agentcache import complete
 from tests.support.e2e_client import random_tokens
-from tests.support.pd_cluster import POOL_TOKENS, PdClient, roles, until
+from tests.support.pd_cluster import POOL_TOKENS, ROUTER, PdClient, roles, until
 from tests.support.relay import Relay
 
 CALL = r'<tool_call>\n\{"name": "compile", "arguments": \{"n": 1\}\}\n</tool_call>'
@@ -35,7 +36,9 @@ def servers(
         *(model, "--radix-eviction-policy", "convex"),
         *("--radix-eviction-policy-config", '{"chunk_tokens": 128}'),
     )
-    cluster = Cluster(tmp_path_factory.mktemp("pd"), prefill, decode, channel=relay.url)
+    cluster = Cluster(
+        tmp_path_factory.mktemp("pd"), prefill, decode, channel=relay.url, router_arguments=ROUTER
+    )
     relay.target = cluster.cache_url
     with running(cluster):
         yield cluster, PdClient(cluster)
@@ -202,7 +205,11 @@ def test_a_client_that_leaves(client: PdClient, rng: random.Random) -> None:
     assert client.prefill.settled()["trajectories"]["active"] == 0
 
 
-def test_a_decode_worker_that_dies_and_comes_back(client: PdClient, rng: random.Random) -> None:
+def test_a_decode_worker_that_dies_and_comes_back(
+    servers: tuple[Cluster, PdClient], rng: random.Random
+) -> None:
+    _, client = servers
+    client.flush()
     history = random_tokens(rng, 300)
     client.generate(history, "survivor", 2)
     client.heard()
@@ -210,27 +217,28 @@ def test_a_decode_worker_that_dies_and_comes_back(client: PdClient, rng: random.
     failed: list[bool] = []
 
     def doomed() -> None:
-        response = client.router.send(
-            "/generate", client.router.generate_body(random_tokens(rng, 100), None, 4_000)
-        )
-        failed.append(not response.ok)
+        body = client.router.generate_body(random_tokens(rng, 100), None, 4_000)
+        try:
+            failed.append(not client.router.send("/generate", body).ok)
+        except requests.RequestException:
+            failed.append(True)
 
     victim = threading.Thread(target=doomed)
     victim.start()
-    until(lambda: client.prefill.state()["trajectories"]["idle"] >= 2)
+    until(lambda: client.prefill.state()["trajectories"]["idle"] == 2)
     decode.kill()
-    victim.join(120)
-    assert failed == [True]
+    time.sleep(1.0)
     decode.start()
-    decode.wait_healthy(600)
+    decode.wait_healthy(START_S)
 
     def served() -> bool:
-        body = client.router.generate_body(history + [7] * 10, None, 2)
+        body = client.router.generate_body([*history, *[7] * 10], None, 2)
         response = client.router.send("/generate", body)
         return response.ok and response.json()["meta_info"]["cached_tokens"] == len(history)
 
     until(served, 120)
-    # What was being decoded when the worker died is never heard of again.
-    state = client.prefill.settled()
-    assert state["trajectories"]["active"] == 0 and state["rooms"] == 1
-    client.prefill.flush()
+    victim.join(180)
+    # The router may have given the victim to the worker that came back.
+    assert len(failed) == 1
+    until(lambda: not client.prefill.state()["trajectories"]["active"])
+    client.assert_clean()

@@ -17,6 +17,10 @@ from tests.support.e2e_servers import CHECKS, COMPLAINT, OUR_LAUNCHER
 
 POOL_TOKENS = 8_192
 WAIT_S = 60.0
+ROUTER = ("--health-check-interval-secs", "2", "--health-success-threshold", "1")
+"""A worker that was away is used again soon; by default it takes minutes."""
+PREFILL_ENVIRONMENT = (("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "20"),)
+"""How long a request waits for a decode worker that has died; the default is 300 s."""
 
 
 def roles(model: Path, *prefill: str, decode: Sequence[str] = ()) -> tuple[Role, Role]:
@@ -24,11 +28,10 @@ def roles(model: Path, *prefill: str, decode: Sequence[str] = ()) -> tuple[Role,
     common = (
         *("--device", "cpu", "--model-path", str(model), "--dtype", "float32"),
         *("--max-total-tokens", str(POOL_TOKENS), "--enable-cache-report", "--enable-metrics"),
-        # Its queue of ended requests reads the calls.
         *("--tool-call-parser", "qwen"),
     )
     return (
-        Role(OUR_LAUNCHER, (*common, *prefill), dict(CHECKS)),
+        Role(OUR_LAUNCHER, (*common, *prefill), dict((*CHECKS, *PREFILL_ENVIRONMENT))),
         Role(OUR_LAUNCHER, (*common, *decode), dict(CHECKS)),
     )
 
