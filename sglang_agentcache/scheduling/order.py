@@ -2,8 +2,8 @@
 
 A request's *work* is what its prefill must still compute: prompt and output so far, less what is resident
 (device or host), at least 1. Time is the count of prefill tokens that the server has processed, as SGLang's
-hrrn counts it (`Scheduler.processed_tokens_counter`): the same on every rank, and a server that stands still
-ages nobody.
+hrrn means to count it (`Scheduler.processed_tokens_counter`, without what that counts again while decoding): the
+same on every rank, and a server that stands still ages nobody.
 
 A request that came at `arrival` with `work` is *due* once `arrival + patience * work` tokens are processed.
 Due ones go first, in the order of their arrival; the others follow, soonest due first. So, with the priority

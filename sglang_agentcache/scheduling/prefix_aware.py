@@ -142,7 +142,7 @@ class PrefixAwarePolicy(SchedulePolicy):
         if own.rank <= self._now and self._ages:
             own = Key(own.priority, order.DUE, own.number, own.number)
         reserved = 0
-        if len(waiting_queue) == 1:
+        if len(waiting_queue) == 1 and self._is_old(_place(waiting_queue[0])):
             # A pass leaves a lone request alone.
             self._rematch(0)
         for req in waiting_queue:
@@ -159,7 +159,7 @@ class PrefixAwarePolicy(SchedulePolicy):
         position = None if place is None else self._order.find(req, place.key)
         if position is not None:
             self._order.take(position)
-            self._deferred = [other for other in self._deferred if other is not req]
+        self._deferred = [other for other in self._deferred if other is not req]
 
     # ---- a pass ----
 
@@ -228,7 +228,7 @@ class PrefixAwarePolicy(SchedulePolicy):
         while position < len(queue.items) and tokens < self._batch_tokens:
             req = queue.items[position]
             place = _place(req)
-            if budget and self._pass - place.matched >= FRESH_PASSES:
+            if budget and self._is_old(place):
                 self._rematch(position)
                 budget -= 1
                 continue
@@ -244,6 +244,9 @@ class PrefixAwarePolicy(SchedulePolicy):
             position += 1
 
     # ---- one request ----
+
+    def _is_old(self, place: Place) -> bool:
+        return not place.matched or self._pass - place.matched >= FRESH_PASSES
 
     def _waiting_key(self, place: Place) -> Key:
         if place.key.group == order.DUE:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         GetInternalStateReq,
         GetInternalStateReqOutput,
     )
-    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,16 @@ class AgentScheduler(Scheduler):
 
     def get_prefill_adder_class(self) -> type[PrefillAdder]:
         return SharingAdder if isinstance(self.policy, PrefixAwarePolicy) else PrefillAdder
+
+    def run_batch(self, batch: ScheduleBatch, *args: Any) -> Any:
+        processed = self.processed_tokens_counter
+        decodes = batch.forward_mode.is_decode()
+        result = super().run_batch(batch, *args)
+        if decodes and isinstance(self.policy, PrefixAwarePolicy):
+            # A batch that has been prefilled still says how many tokens that were, and SGLang counts them again
+            # with each token decoded (hrrn ages by that count too).
+            self.processed_tokens_counter = processed
+        return result
 
     def _poll_timeout_aborts(self) -> list[Any]:
         # Only the leader is asked, and what it answers rides the broadcast of requests.

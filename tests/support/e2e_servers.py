@@ -76,6 +76,14 @@ WRITE_BACK = Config("hicache-write-back", (*_HOST_TIER, "write_back"))
 TENSOR_PARALLEL = Config(
     "rr-tp2", (*_RR, "--tp", "2"), ranks=2, environment=(("SGLANG_ENABLE_RANK_CONSENSUS_CHECKER", "1"),)
 )
+#: One request at a time, so that the order in which they end is that in which they were served.
+PREFIX_AWARE = Config(
+    "prefix-aware",
+    (
+        *(*_RR, "--schedule-policy", "prefix-aware", "--agentcache-patience", "0.3"),
+        *("--max-running-requests", "1", "--enable-priority-scheduling"),
+    ),
+)
 
 
 def two_ranks(policy: str) -> Config:
