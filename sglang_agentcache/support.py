@@ -33,6 +33,11 @@ def is_wanted(args: Any) -> bool:
 
 
 def _problems(args: Any) -> Iterator[str]:
+    if args.disable_radix_cache and args.disaggregation_mode == "decode":
+        yield (
+            "a decode worker keeps no radix cache; leave the policy to the prefill worker, or add "
+            "--disaggregation-decode-enable-radix-cache"
+        )
     if args.disable_radix_cache:
         yield "--disable-radix-cache leaves nothing to evict; drop one of the two"
     if args.radix_cache_backend not in (None, BACKEND):

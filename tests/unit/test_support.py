@@ -16,6 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "radix_cache_backend": None,
     "page_size": 16,
     "disable_radix_cache": False,
+    "disaggregation_mode": "null",
     "enable_session_radix_cache": False,
     "enable_streaming_session": False,
     "enable_lmcache": False,
@@ -42,6 +43,10 @@ def test_defaults_pass() -> None:
     ("changes", "flag"),
     [
         ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        (
+            {"disable_radix_cache": True, "disaggregation_mode": "decode"},
+            "--disaggregation-decode-enable-radix-cache",
+        ),
         ({"radix_cache_backend": "flexkv"}, "--radix-cache-backend flexkv"),
         ({"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
         ({"enable_streaming_session": True}, "--enable-streaming-session"),

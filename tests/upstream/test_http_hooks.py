@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +26,9 @@ from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin  #
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware  # noqa: E402
 
+from sglang_agentcache.disagg.channel import SECRET_HEADER  # noqa: E402
+from sglang_agentcache.disagg.messages import ENDED, MAX_BATCH_BYTES, Ended, parse_batch  # noqa: E402
+from sglang_agentcache.disagg.settings import SECRET  # noqa: E402
 from sglang_agentcache.patches import LAUNCHER_PATCHES, load  # noqa: E402
 from sglang_agentcache.patches.fingerprint import PatchRefused, verify  # noqa: E402
 from sglang_agentcache.serving import http  # noqa: E402
@@ -373,3 +377,105 @@ def test_keys_equal_those_of_the_scheduler():
     obj = GenerateReqInput(text="x", extra_key="", cache_salt="c", sampling_params={})
     obj.sampling_params = {"custom_params": {"agentcache": pack(Hints(trajectory_id="t"), "codex")}}
     assert scheduler_sees(obj)[0].key == TrajectoryKey(Namespace(None, "c"), "t")
+
+
+THROUGH_THE_ROUTER = [
+    ("/generate", "custom_labels"),
+    ("/v1/chat/completions", "metadata"),
+    ("/v1/responses", "metadata"),
+    ("/v1/messages", "metadata"),
+]
+
+
+@pytest.mark.parametrize(("path", "carrier"), THROUGH_THE_ROUTER)
+def test_what_sglangs_router_lets_through_carries_the_payload(client, path, carrier):
+    payload = {"trajectory_id": "t", "final": True, "tool_calls": [{"name": "ls"}]}
+    body = BODIES[path] | {carrier: {"agentcache": json.dumps(payload)}}
+    (seen,) = client.post(path, json=body).json()
+    assert seen[0][1] == "t" and seen[1] == "hint"
+    assert "final=True" in seen[2] and "ls" in seen[2]
+
+
+@pytest.mark.parametrize(("path", "carrier"), THROUGH_THE_ROUTER)
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"trajectory_id": 3}', '{"unknown": 1}'])
+def test_a_malformed_payload_there_is_refused_by_its_place(client, path, carrier, text):
+    response = client.post(path, json=BODIES[path] | {carrier: {"agentcache": text}})
+    assert response.status_code == 400
+    assert f"{carrier}.agentcache" in response.text
+
+
+def test_custom_params_count_more_than_metadata(client):
+    path = "/v1/chat/completions"
+    body = declaring(path, {"trajectory_id": "params"}) | {
+        "metadata": {"agentcache": '{"trajectory_id": "metadata", "final": true}'}
+    }
+    (seen,) = client.post(path, json=body).json()
+    assert seen[0][1] == "params" and "final=True" in seen[2]
+
+
+def test_other_labels_stay_and_ours_does_not_reach_the_metrics():
+    obj = GenerateReqInput(text="x", custom_labels={"team": "a", "agentcache": "{}"})
+    http.admit_generate(obj, Request({"type": "http", "headers": []}))
+    assert obj.custom_labels == {"team": "a"}
+
+
+SHARED = "0123456789abcdef"
+TOLD = DumperControlReqOutput(success=True, response=[{"outcomes": {"applied": 1}}])
+
+
+@pytest.fixture
+def shared(monkeypatch) -> dict[str, str]:
+    monkeypatch.setenv(SECRET, SHARED)
+    return {SECRET_HEADER: SHARED}
+
+
+def test_ends_reach_every_data_parallel_rank(monkeypatch, shared):
+    unknown = DumperControlReqOutput(success=True, response=[{"outcomes": {"unknown": 1}}])
+    client, ranks = server(monkeypatch, [unknown, TOLD, unknown])
+    ended = Ended(7, 3, cache_salt="c")
+    response = client.post("/agentcache/waits", json={"ended": [ended.pack()]}, headers=shared)
+    assert (response.status_code, response.json()) == (200, {"outcomes": {"unknown": 2, "applied": 1}})
+    assert [message.method for message in ranks.received] == [ENDED]
+    assert parse_batch(ranks.received[0].body) == [ended]
+
+
+@pytest.mark.parametrize("given", [None, "", "0123456789abcdee", "0123456789abcdef0", "\u00fc"])
+def test_the_secret_is_asked_for(monkeypatch, shared, given):
+    client, ranks = server(monkeypatch, [TOLD])
+    headers = {} if given is None else {SECRET_HEADER: given.encode()}
+    assert client.post("/agentcache/waits", json={"ended": []}, headers=headers).status_code == 401
+    assert not ranks.received
+
+
+def test_without_a_secret_nothing_is_taken(monkeypatch):
+    monkeypatch.delenv(SECRET, raising=False)
+    client, ranks = server(monkeypatch, [TOLD])
+    response = client.post("/agentcache/waits", json={"ended": []}, headers={SECRET_HEADER: ""})
+    assert response.status_code == 403 and "--agentcache-secret-file" in response.text
+    assert not ranks.received
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"ended": [{"room": 1}]}', 400),
+        (b'{"ended": [' + b",".join([b"{}"] * 257) + b"]}", 400),
+        (b" " * (MAX_BATCH_BYTES + 1), 413),
+    ],
+)
+def test_bad_batches_are_refused(monkeypatch, shared, body, status):
+    client, ranks = server(monkeypatch, [TOLD])
+    assert client.post("/agentcache/waits", content=body, headers=shared).status_code == status
+    assert not ranks.received
+
+
+def test_the_api_key_is_asked_for_besides(monkeypatch, shared):
+    client, _ = server(monkeypatch, [TOLD], api_key="user")
+    body = {"ended": []}
+    assert client.post("/agentcache/waits", json=body, headers=shared).status_code == 401
+    both = {**shared, "Authorization": "Bearer user"}
+    assert client.post("/agentcache/waits", json=body, headers=both).status_code == 200
+    only = {"Authorization": "Bearer user"}
+    assert client.post("/agentcache/waits", json=body, headers=only).status_code == 401
