@@ -17,7 +17,7 @@ HASH_SEEDS = {0: "0", 1: "4242"}
 CLOCKS = ("time", "monotonic", "perf_counter")
 
 jumping = False
-"""Set once the scheduler runs: PyTorch gives up on its compiler if the clock jumps while it is tried out."""
+"""Set by the first eviction: until then PyTorch compiles, and takes a compiler for broken if the clock jumps."""
 
 
 def wrong_by(rank: int, seconds: float) -> float:

@@ -29,25 +29,12 @@ def run(scheduler_main: Callable[..., None], *args: Any) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(own))
     # Of this rank alone, and different each time.
     chance = random.Random(os.urandom(8))
-    jump_when_it_runs()
     read_another_predictor(rank)
     be_late(rank, chance)
     shuffle_side_messages(chance)
     write_down_decisions(rank, folder)
     fail_on_request(folder / "own-clocks")
     scheduler_main(*args)
-
-
-def jump_when_it_runs() -> None:
-    from sglang_agentcache.scheduling.scheduler import AgentScheduler
-
-    run_event_loop = AgentScheduler.run_event_loop
-
-    def jumping(scheduler: Any) -> None:
-        sitecustomize.jumping = True
-        run_event_loop(scheduler)
-
-    AgentScheduler.run_event_loop = jumping
 
 
 def read_another_predictor(rank: int) -> None:
@@ -128,6 +115,7 @@ def write_down_decisions(rank: int, folder: Path) -> None:
     returned, reload = Waits.returned, Waits.reload
 
     def evict_(cache: Any, enough: Any, tracker: Any) -> None:
+        sitecustomize.jumping = True
         decisions.write(f"evict at {cache.clock.now()}\n")
         evict(cache, enough, tracker)
 
