@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from eval.sim.sweep import Sweep
 
 DEFAULT_POLICIES = "lru,lru+completion,rr,oracle"
+ADMISSIONS = ("off", "auto")
 HUMAN_GAP_CAP_S = 600.0
 """Nobody keeps KV in mind for longer; without a cap one overnight pause decides a run's makespan."""
 RESERVE_TOKENS = 64
@@ -65,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"separated by commas, options after a colon (rr:tiers=on): {', '.join(baselines.names())}",
     )
     add("--schedule", default="fcfs", help=f"--schedule-policy, separated by commas: {', '.join(SCHEDULES)}")
-    add("--admission", default="off", choices=["off"], help="trajectory admission")
+    add(
+        "--admission",
+        default="off",
+        help=f"trajectory admission, separated by commas: {', '.join(ADMISSIONS)}",
+    )
     add("--concurrency", default="8,16,32", help="live agents, separated by commas (%(default)s)")
     add("--seed", default="0", help="of sample, order and drawn gaps, separated by commas (%(default)s)")
     add("--limit-trajectories", type=int, metavar="N", help="a sample of N, taken evenly from the sources")
@@ -153,6 +158,13 @@ def plan(args: argparse.Namespace) -> Sweep:
     for policy in policies:
         if not policy.stock:
             config_for(policy, baselines.Facts())
+    admissions = args.admission.split(",")
+    for name in admissions:
+        if name not in ADMISSIONS:
+            raise ValueError(f"--admission: allowed are {', '.join(ADMISSIONS)}; got {name!r}")
+    for policy in policies:
+        if policy.stock and admissions != ["off"]:
+            raise ValueError(f"--admission auto: needs this package's cache, which {policy.label} is without")
     schedules = args.schedule.split(",")
     for name in schedules:
         try:
@@ -190,6 +202,7 @@ def plan(args: argparse.Namespace) -> Sweep:
             decode_workers=args.decode_workers,
             decode_capacity_tokens=pool,
             transfer_s_per_token=transfer,
+            admission=admission,
             settings=Settings(schedule, args.chunked_prefill_size, max(16_384, args.chunked_prefill_size)),
             check=args.check,
         )
@@ -197,6 +210,7 @@ def plan(args: argparse.Namespace) -> Sweep:
         for seed in seeds
         for concurrency in concurrencies
         for schedule in schedules
+        for admission in admissions
         for policy in policies
     ]
     label = args.workload or ",".join(
@@ -209,13 +223,15 @@ def plan(args: argparse.Namespace) -> Sweep:
 
 
 def tables(rows: Sequence[summary.Row]) -> str:
-    """One table for each concurrency, schedule and seed."""
+    """One table for each concurrency, schedule, admission and seed."""
     groups: dict[tuple[object, ...], list[summary.Row]] = {}
     for row in rows:
-        groups.setdefault((row["concurrency"], row["schedule"], row["seed"]), []).append(row)
+        groups.setdefault((row["concurrency"], row["schedule"], row["admission"], row["seed"]), []).append(
+            row
+        )
     return "\n\n".join(
-        f"{concurrency} agents, {schedule}, seed {seed}\n{summary.table(group)}"
-        for (concurrency, schedule, seed), group in groups.items()
+        f"{concurrency} agents, {schedule}, admission {admission}, seed {seed}\n{summary.table(group)}"
+        for (concurrency, schedule, admission, seed), group in groups.items()
     )
 
 

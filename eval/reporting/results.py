@@ -127,7 +127,7 @@ class Results:
         """The requests of all seeds; empty if the folder does not have them."""
         found: list[RequestRecord] = []
         for seed in self.rows[cell].get(policy, {}):
-            stem = file_stem(policy, cell.schedule, cell.concurrency, seed)
+            stem = file_stem(policy, cell.schedule, cell.admission, cell.concurrency, seed)
             path = self.folder / "requests" / f"{stem}.jsonl"
             if path.is_file():
                 found.extend(read_records(path))
@@ -136,7 +136,7 @@ class Results:
     def pressure(self, cell: Cell, policy: str) -> dict[str, Any] | None:
         """The memory pressure of the first seed, if the folder has it."""
         for seed in sorted(self.rows[cell].get(policy, {})):
-            stem = file_stem(policy, cell.schedule, cell.concurrency, seed)
+            stem = file_stem(policy, cell.schedule, cell.admission, cell.concurrency, seed)
             path = self.folder / "pressure" / f"{stem}.json"
             if path.is_file():
                 series: dict[str, Any] = json.loads(path.read_text())

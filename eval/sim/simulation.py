@@ -17,6 +17,7 @@ from eval.sim.baselines import Baseline, Facts
 from eval.sim.checks import Checks
 from eval.sim.cost import CostModel
 from eval.sim.decode import DecodeWorker
+from eval.sim.door import GuardedWorker
 from eval.sim.pressure import Demand
 from eval.sim.scheduler import Settings, SimulationError, Worker
 from eval.sim.schedules import Schedule
@@ -47,6 +48,8 @@ class Run:
     decode_capacity_tokens: int = 0
     transfer_s_per_token: float = 0.0
     settings: Settings = field(default_factory=Settings)
+    admission: str = "off"
+    """`--agentcache-admission`; only with this package's cache."""
     check: bool = False
 
 
@@ -64,6 +67,8 @@ class Outcome:
     finished: bool = False
     pressure: dict[str, Any] = field(default_factory=dict)
     cache_stats: dict[str, int] = field(default_factory=dict)
+    door: dict[str, Any] | None = None
+    """`Door.state` at the end, if there was one."""
 
 
 class _Agent:
@@ -126,7 +131,8 @@ class Simulation:
             server_args={"schedule_policy": Schedule.parse(run.settings.schedule).name},
         )
         with world:
-            worker = self._worker = Worker(
+            make = GuardedWorker if run.admission == "auto" else Worker
+            worker = self._worker = make(
                 world, self._cost, run.settings, self._ids.fresh, self._prefilled, self._answered
             )
             self._decoders = [
@@ -339,4 +345,6 @@ class Simulation:
         if agent_cache is not None:
             outcome.released_tokens = agent_cache.stats["released_tokens"]
             outcome.cache_stats = {name: int(count) for name, count in sorted(agent_cache.stats.items())}
+        if isinstance(worker, GuardedWorker):
+            outcome.door = worker.door.state()
         outcome.pressure = self._demand.series(self._run.capacity_tokens)

@@ -49,7 +49,7 @@ class Sweep:
 
 
 def _stem(run: Run) -> str:
-    return file_stem(run.baseline.label, run.settings.schedule, run.concurrency, run.seed)
+    return file_stem(run.baseline.label, run.settings.schedule, run.admission, run.concurrency, run.seed)
 
 
 def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
@@ -64,6 +64,7 @@ def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
         seed=run.seed,
         counters=Counters(evicted=outcome.evicted_tokens, released=outcome.released_tokens),
         schedule=run.settings.schedule,
+        admission=run.admission,
         partial=not outcome.finished,
     )
     result |= {
@@ -82,6 +83,7 @@ def row(run: Run, outcome: Outcome, cost: CostModel, workload: str) -> Row:
         "sessions": len(outcome.session_s),
         "capacity_tokens": run.capacity_tokens,
         "cost": cost.name,
+        "door": outcome.door,
     }
     if outcome.requests:
         result["regime"] = regime.measure(outcome.requests, run.capacity_tokens).as_dict()

@@ -74,6 +74,7 @@ class Trajectory:
     __slots__ = (
         "branches",
         "closing",
+        "footprint",
         "hints",
         "idle_since",
         "interleaves",
@@ -94,6 +95,7 @@ class Trajectory:
         self.idle_since = 0.0
         self.hints: Any = None
         self.memo: Any = None
+        self.footprint: Any = None
         self.closing = False
         self.parked = False
         self.interleaves = False

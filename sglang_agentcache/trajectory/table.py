@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, ValuesView
 from typing import Any
 
 from sglang_agentcache.eviction.base import EvictionPolicy
@@ -81,7 +81,7 @@ class TrajectoryTable:
         counts.update(trajectory.state.value for trajectory in self._by_key.values())
         return counts
 
-    def idle(self) -> Iterable[Trajectory]:
+    def idle(self) -> ValuesView[Trajectory]:
         """All idle trajectories, longest idle first."""
         return self._idle.values()
 

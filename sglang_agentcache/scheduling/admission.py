@@ -1,0 +1,260 @@
+"""The door: first requests of new trajectories wait here while letting them in would slow everybody.
+
+Requests of trajectories that are inside pass, as do those whose trajectory nobody named (the client may well be
+inside under an id that only its next request's lineage will tell) and those of sub-agents whose parent is inside.
+Who waits is let in, in the order of arrival, as soon as one of these holds:
+
+* there is room: the histories of the live trajectories, grown to what is usual here, and the newcomer's fit into
+  the pool times `Overcommit.limit`, which is at least 1;
+* nothing is running and nothing else waits;
+* `PATIENCE_POOLS` pools of useful tokens were processed, prefilled for the first time or decoded, since one was
+  last let in.
+
+The last one is the bound: with `n` others before it, a request waits for at most `(n + 1) * PATIENCE_POOLS` pools of
+useful tokens, and a machine that has nothing to process lets it in at once.
+
+No SGLang import. Everything is decided from the queue, the table, counted tokens and the shared clock, so that all
+ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sglang_agentcache.trajectory.identity import TrajectoryKey
+from sglang_agentcache.trajectory.model import ANONYMOUS, Trajectory
+from sglang_agentcache.trajectory.table import TrajectoryTable
+
+from .overcommit import Load, Overcommit
+
+PATIENCE_POOLS = 2.0
+AWAY_S = 60.0
+"""A trajectory idle for longer waits for a person or for a very long tool: it holds no place."""
+SAMPLES = 32
+"""What is usual is the mean of about so many."""
+
+
+class Request(Protocol):
+    """What the door reads of SGLang's `Req`."""
+
+    rid: str
+    origin_input_ids: Sequence[int]
+    prefix_len: int
+    extend_end: int
+
+
+@dataclass(slots=True)
+class Footprint:
+    """Tokens of one trajectory: what it found in the pool when it came, and its own beyond that, at most so far."""
+
+    shared: int | None = None
+    own: int = 0
+
+
+class _Mean:
+    """Of all samples at first, then with the weight of old ones fading."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._count = 0
+
+    def add(self, sample: float) -> None:
+        self._count = min(SAMPLES, self._count + 1)
+        self.value += (sample - self.value) / self._count
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    req: Request
+    clock_s: float
+    useful_tokens: int
+
+
+class Door:
+    """Holds requests back and measures what that depends on.
+
+    Args:
+        table: of the cache.
+        pool_tokens: of the device pool.
+        now: the shared clock, seconds.
+
+    Attributes:
+        waited_s: seconds that those let in so far have waited, all together; ``longest_s`` is the longest.
+        let_in: trajectories let in, by reason: ``room``, ``idle``, ``patience``.
+    """
+
+    def __init__(self, table: TrajectoryTable, pool_tokens: int, now: Callable[[], float]) -> None:
+        self.table, self.pool_tokens, self._now = table, pool_tokens, now
+        self.load, self.overcommit = Load(), Overcommit()
+        self.let_in = {"room": 0, "idle": 0, "patience": 0}
+        self.waited_s = self.longest_s = 0.0
+        self._waiting: dict[str, _Arrival] = {}  # first come first
+        self._own, self._shared = _Mean(), _Mean()
+        self._last_entry = 0
+        self._decoded = 0
+        self._held = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests at the door."""
+        return len(self._waiting)
+
+    def arrived(self, req: Request) -> None:
+        """A request has entered the queue, and its trajectory the table."""
+        trajectory = self.table.of_request(req.rid)
+        if trajectory is None or req.rid in self._waiting or trajectory.footprint is not None:
+            return
+        if trajectory.key.trajectory_id.startswith(ANONYMOUS) or self._parent_inside(trajectory):
+            trajectory.footprint = Footprint()
+        else:
+            self._waiting[req.rid] = _Arrival(req, self._now(), self.useful_tokens)
+
+    def _parent_inside(self, trajectory: Trajectory) -> bool:
+        parent_id = getattr(trajectory.hints, "parent_id", None)
+        if parent_id is None:
+            return False
+        parent = self.table.get(TrajectoryKey(trajectory.key.namespace, parent_id))
+        return parent is not None and parent.footprint is not None
+
+    def left(self, rid: str) -> None:
+        """A request has left the server."""
+        self._waiting.pop(rid, None)
+
+    # ---- each scheduling step ----
+
+    def held(self, *, idle: bool) -> tuple[set[str], list[Request]]:
+        """Decide who is let in now.
+
+        Args:
+            idle: nothing runs, and nothing waits but what is at this door.
+
+        Returns:
+            the ids of the requests that go on waiting here, and the requests just let in.
+        """
+        now = self._now()
+        self.load.passed(now)
+        if not self._waiting:
+            return set(), []
+        entered: list[Request] = []
+        for rid, arrival in list(self._waiting.items()):
+            trajectory = self.table.of_request(rid)
+            if trajectory is not None and trajectory.footprint is None:
+                reason = self._reason(arrival, now, idle and not entered)
+                if reason is None:
+                    break
+                trajectory.footprint = Footprint(own=round(self._own_of(arrival.req)))
+                self._note_entry(reason, now - arrival.clock_s)
+            if trajectory is not None:
+                entered.append(arrival.req)
+            del self._waiting[rid]
+        self._held = self._held or bool(self._waiting)
+        return set(self._waiting), entered
+
+    def _note_entry(self, reason: str, waited_s: float) -> None:
+        self.let_in[reason] += 1
+        self.waited_s += waited_s
+        self.longest_s = max(self.longest_s, waited_s)
+        self._last_entry = self.useful_tokens
+
+    def _own_of(self, req: Request) -> float:
+        """What a newcomer will need, as far as can be told."""
+        return max(len(req.origin_input_ids) - self._shared.value, self._own.value)
+
+    def _reason(self, arrival: _Arrival, now: float, idle: bool) -> str | None:
+        if self._fits(self._own_of(arrival.req), now):
+            return "room"
+        if idle:
+            return "idle"
+        waited = self.useful_tokens - max(self._last_entry, arrival.useful_tokens)
+        return "patience" if waited >= PATIENCE_POOLS * self.pool_tokens else None
+
+    def _fits(self, own: float, now: float) -> bool:
+        room = self.overcommit.limit * self.pool_tokens - own - self._shared.value
+        for trajectory in self._inside(now):
+            room -= max(trajectory.footprint.own, self._own.value)
+            if room < 0:
+                return False
+        return room >= 0
+
+    def _inside(self, now: float) -> Iterator[Trajectory]:
+        """Trajectories that hold a place: those with a request in flight, then those idle for a short time."""
+        seen: set[int] = set()
+        for rid in self.table.requests_in_flight():
+            trajectory = self.table.of_request(rid)
+            if trajectory is None or trajectory.footprint is None or trajectory.serial in seen:
+                continue
+            seen.add(trajectory.serial)
+            yield trajectory
+        for trajectory in reversed(self.table.idle()):
+            if now - trajectory.idle_since > AWAY_S:
+                return
+            if trajectory.footprint is not None:
+                yield trajectory
+
+    @property
+    def useful_tokens(self) -> int:
+        """Prefilled for the first time and decoded, since the start."""
+        return self.load.processed_tokens - self.load.redone_tokens + self._decoded
+
+    def runs(self, prefilled: Iterable[Request], *, decoding: int, idle: bool) -> None:
+        """What the scheduler has planned for this step.
+
+        Args:
+            prefilled: requests of which tokens ``prefix_len`` to ``extend_end`` are prefilled.
+            decoding: tokens decoded until the next step, if it prefills nothing.
+            idle: neither.
+        """
+        tokens = redone = returns = 0
+        for req in prefilled:
+            count = req.extend_end - req.prefix_len
+            tokens += count
+            trajectory = self.table.of_request(req.rid)
+            if trajectory is None:
+                continue
+            history = trajectory.branches[-1].history_tokens if trajectory.branches else 0
+            again = max(0, min(history, req.extend_end) - req.prefix_len)
+            redone += again
+            returns += self._note(trajectory, req, history)
+        if not tokens:
+            self._decoded += decoding
+        self.load.runs(tokens, redone, returns, idle)
+        if self.load.round_over:
+            inside = [max(item.footprint.own, self._own.value) for item in self._inside(self._now())]
+            self.load.next_round(len(inside))
+            pools = (sum(inside) + self._shared.value) / self.pool_tokens
+            self.overcommit.update(self.load.waste, self.load.idle, pools, held=self._held)
+            self._held = bool(self._waiting)
+
+    def _note(self, trajectory: Trajectory, req: Request, history: int) -> bool:
+        """Keep what a request says of its trajectory's size; whether it is a return, whole with this step."""
+        if trajectory.footprint is None:
+            trajectory.footprint = Footprint()
+        footprint: Footprint = trajectory.footprint
+        length = len(req.origin_input_ids)
+        if footprint.shared is None:
+            # What its first request finds is others' too.
+            footprint.shared, footprint.own = req.prefix_len, length - req.prefix_len
+            self._shared.add(req.prefix_len)
+        if not history or req.extend_end < length:
+            return False
+        footprint.own = max(footprint.own, length - footprint.shared, history - footprint.shared)
+        self._own.add(footprint.own)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """For `GET /server_info`."""
+        now = self._now()
+        head = next(iter(self._waiting.values()), None)
+        return {
+            "waiting": self.waiting,
+            "oldest_wait_s": round(now - head.clock_s, 3) if head else 0.0,
+            "waited_s": round(self.waited_s, 3),
+            "longest_wait_s": round(self.longest_s, 3),
+            "let_in": dict(self.let_in),
+            "limit_pools": round(self.overcommit.limit, 3),
+            "waste": round(self.load.waste, 4),
+            "idle": round(self.load.idle, 4),
+            "redone_tokens": self.load.redone_tokens,
+        }

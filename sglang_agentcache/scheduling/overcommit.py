@@ -1,0 +1,117 @@
+"""How far the histories of the trajectories inside may exceed the pool, regulated by what that costs.
+
+Letting more trajectories in than the pool can hold keeps the machine busy while others wait for their tools, and
+makes those that return prefill again what was evicted meanwhile. Up to some point the first outweighs the second;
+where it lies depends on the model, the GPU and the tools. What is measured is the cost: the share of the time that
+goes into prefilling a second time (`Load`). Below `TARGET_WASTE`, or while the machine has nothing to do, the limit
+grows; above it, the limit shrinks, in proportion to the distance.
+
+No SGLang import; every input is the same on every rank.
+"""
+
+from __future__ import annotations
+
+TARGET_WASTE = 0.10
+"""Share of the time that may go into re-prefill."""
+GAIN = 0.08
+"""Growth of the limit in a round without any; twice the target shrinks it as much."""
+MAX_SHRINK = 0.15
+IDLE = 0.2
+"""A machine that has nothing to do for this share of the time wastes nothing that anybody needs."""
+IDLE_GROWTH = 0.25
+"""Growth of the limit in a round with so much time to spare."""
+START = 1.5
+SMOOTHING = 0.25
+"""Weight of the last round in what is measured: one round is a few dozen requests."""
+MIN_ROUND_S = 1.0
+MAX_ROUND_S = 30.0
+MIN_RETURNS = 4
+
+
+class Load:
+    """Measures rounds: in one, each trajectory inside has returned about once.
+
+    Attributes:
+        waste: share of the time of the last rounds that went into re-prefill.
+        idle: share of it in which there was nothing to run.
+        processed_tokens: prefilled since the start.
+        redone_tokens: those of them that had been in the pool before.
+    """
+
+    def __init__(self) -> None:
+        self.waste = self.idle = 0.0
+        self.processed_tokens = self.redone_tokens = 0
+        self._waste_s = self._idle_s = 0.0
+        self._returns, self._goal = 0, MIN_RETURNS
+        self._began: float | None = None
+        self._seen = 0.0
+        self._redone_share = 0.0
+        self._idle = True
+
+    def passed(self, now: float) -> None:
+        """Charge the time since the last call to what ran in it."""
+        if self._began is None:
+            self._began = self._seen = now
+        elapsed = now - self._seen
+        self._seen = now
+        self._waste_s += elapsed * self._redone_share
+        self._idle_s += elapsed * self._idle
+
+    def runs(self, tokens: int, redone_tokens: int, returns: int, idle: bool) -> None:
+        """What runs from here to the next call of `passed`.
+
+        Args:
+            tokens: to prefill in this step; 0 if it only decodes.
+            redone_tokens: those of them that a trajectory had in the pool before.
+            returns: requests of trajectories that were inside before, prefilled from this step on.
+            idle: there is nothing to run.
+        """
+        self._redone_share = redone_tokens / tokens if tokens else 0.0
+        self._idle = idle
+        self._returns += returns
+        self.processed_tokens += tokens
+        self.redone_tokens += redone_tokens
+
+    @property
+    def round_over(self) -> bool:
+        """Whether as many have returned as were inside when the round began, or it takes too long for that."""
+        elapsed = self._seen - self._began if self._began is not None else 0.0
+        return elapsed >= MIN_ROUND_S and (self._returns >= self._goal or elapsed >= MAX_ROUND_S)
+
+    def next_round(self, inside: int) -> None:
+        """Update `waste` and `idle`, and begin a round with ``inside`` trajectories."""
+        assert self._began is not None
+        elapsed = self._seen - self._began
+        self.waste += SMOOTHING * (self._waste_s / elapsed - self.waste)
+        self.idle += SMOOTHING * (self._idle_s / elapsed - self.idle)
+        self._waste_s = self._idle_s = 0.0
+        self._returns, self._goal = 0, max(MIN_RETURNS, inside)
+        self._began = self._seen
+
+
+class Overcommit:
+    """The limit, as a multiple of the pool.
+
+    Attributes:
+        limit: what the histories inside may sum up to, in pools; at least 1.
+    """
+
+    def __init__(self) -> None:
+        self.limit = START
+
+    def update(self, waste: float, idle: float, footprint: float, *, held: bool) -> None:
+        """A round is over.
+
+        Args:
+            waste: as `Load.waste`.
+            idle: as `Load.idle`.
+            footprint: of the trajectories inside now, in pools.
+            held: somebody waited at the door, so that the limit was felt.
+        """
+        grown = GAIN * (1 - waste / TARGET_WASTE)
+        change = IDLE_GROWTH if idle >= IDLE else max(-MAX_SHRINK, grown)
+        if change < 0:
+            # Above what is inside it means nothing: it starts to shrink from there.
+            self.limit = max(1.0, min(self.limit, footprint) * (1 + change))
+        elif held:
+            self.limit *= 1 + change
