@@ -26,6 +26,8 @@ ENVIRONMENT = {
     # NIXL's transport; it would look for InfiniBand first.
     "UCX_TLS": "tcp,self,sm",
 }
+DECODE = ("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "cpu_tensor")
+"""The default backup takes host memory for a pool, and only where 10 GiB are left."""
 START_S = 600.0
 ROUTER_START_S = 60.0
 
@@ -99,9 +101,7 @@ class Cluster:
             channel = ",".join(server.url for server in self.prefills)
         told = ("--agentcache-prefill-url", channel) if channel else ()
         for number in range(decodes):
-            server = self._server(
-                decode, ("--disaggregation-mode", "decode", *backend, *told), folder / f"decode{number}.log"
-            )
+            server = self._server(decode, (*DECODE, *backend, *told), folder / f"decode{number}.log")
             self.decodes.append(server)
             routes += ["--decode", server.url]
         self.router = Server(

@@ -19,8 +19,13 @@ POOL_TOKENS = 8_192
 WAIT_S = 60.0
 ROUTER = ("--health-check-interval-secs", "2", "--health-success-threshold", "1")
 """A worker that was away is used again soon; by default it takes minutes."""
-PREFILL_ENVIRONMENT = (("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "20"),)
-"""How long a request waits for a decode worker that has died; the default is 300 s."""
+ENVIRONMENT = {
+    **dict(CHECKS),
+    # How long a request waits for a decode worker that has died; the default is 300 s.
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20",
+    # The router asks for health every 2 s, and each answer would be a request of one token.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
 
 
 def roles(model: Path, *prefill: str, decode: Sequence[str] = ()) -> tuple[Role, Role]:
@@ -31,8 +36,8 @@ def roles(model: Path, *prefill: str, decode: Sequence[str] = ()) -> tuple[Role,
         *("--tool-call-parser", "qwen"),
     )
     return (
-        Role(OUR_LAUNCHER, (*common, *prefill), dict((*CHECKS, *PREFILL_ENVIRONMENT))),
-        Role(OUR_LAUNCHER, (*common, *decode), dict(CHECKS)),
+        Role(OUR_LAUNCHER, (*common, *prefill), ENVIRONMENT),
+        Role(OUR_LAUNCHER, (*common, *decode), ENVIRONMENT),
     )
 
 
