@@ -68,10 +68,10 @@ class Follower:
         self._counters = counters
         self._seen: dict[str, float] = {}
 
-    def follow(self, counts: Mapping[str, float]) -> None:
-        """Counts without a counter here are left out."""
-        for name, count in counts.items():
-            grown = count - self._seen.get(name, 0)
-            if grown > 0 and name in self._counters:
-                self._seen[name] = count
+    def follow(self, counts: Mapping[str, Any]) -> None:
+        """What has no counter here is left out."""
+        for name in counts.keys() & self._counters.keys():
+            grown = counts[name] - self._seen.get(name, 0)
+            if grown > 0:
+                self._seen[name] = counts[name]
                 self._counters[name].inc(grown)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sglang_agentcache.cache.radix_cache import AgentRadixCache
     from sglang_agentcache.disagg.channel import Channel
+    from sglang_agentcache.scheduling.admission import Door
     from sglang_agentcache.trajectory.model import Trajectory
 
 REFRESH_S = 1.0
@@ -206,10 +207,35 @@ class ChannelMetrics:
         self._outcomes.follow({outcome: sum(state[outcome] for state in states) for outcome in CHANNEL})
 
 
+class DoorMetrics:
+    """Requests of new trajectories that wait for admission (`scheduling.admission`)."""
+
+    def __init__(self, families: Families, door: Door) -> None:
+        self.door = door
+        self._waiting = families.gauge("admission_queue", "First requests that wait at the door.")
+        self._oldest = families.gauge(
+            "admission_oldest_wait_seconds", "How long the first one at the door has waited."
+        )
+        text = "Trajectories let in, by why."
+        self._let_in = Follower(
+            {why: families.counter("admissions_total", text, reason=why) for why in door.let_in}
+        )
+        text = "Time that trajectories waited at the door before they were let in, all together."
+        self._waited = Follower({"waited_s": families.counter("admission_wait_seconds_total", text)})
+
+    def update(self) -> None:
+        state = self.door.state()
+        self._waiting.set(state["waiting"])
+        self._oldest.set(state["oldest_wait_s"])
+        self._let_in.follow(state["let_in"])
+        self._waited.follow(state)
+
+
 def measure(
     collector: SchedulerMetricsCollector,
     cache: AgentRadixCache | None,
     channel: Channel | None,
+    door: Door | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Metrics:
     """Metrics of what this scheduler has; arguments as of `Families`, None for what it has not."""
@@ -219,4 +245,6 @@ def measure(
         parts.append(CacheMetrics(families, cache))
     if channel is not None:
         parts.append(ChannelMetrics(families, channel))
+    if door is not None:
+        parts.append(DoorMetrics(families, door))
     return Metrics(parts)

@@ -14,6 +14,7 @@ from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.disagg.channel import Channel
 from sglang_agentcache.disagg.messages import Ended
 from sglang_agentcache.disagg.settings import ChannelSettings
+from sglang_agentcache.scheduling.admission import Door
 from sglang_agentcache.serving.families import PREFIX
 from sglang_agentcache.serving.metrics import OTHER, measure
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -35,7 +36,7 @@ class Seen:
     def __init__(self, collector: SchedulerMetricsCollector, policy: str) -> None:
         self.server = Server("rust", 1, 2048, AgentCacheConfig(policy, chunk_tokens=128))
         self.registry = CollectorRegistry()
-        self.metrics = measure(collector, self.server.cache, None, self.registry)
+        self.metrics = measure(collector, self.server.cache, None, registry=self.registry)
 
     def __call__(self, name: str, **own: str) -> float | None:
         self.metrics.update()
@@ -190,7 +191,7 @@ def test_what_a_decode_worker_could_not_send(collector: SchedulerMetricsCollecto
     registry = CollectorRegistry()
     # Nobody listens there.
     channel = Channel(ChannelSettings(("http://127.0.0.1:1",), "s" * 24), max_queued=2)
-    metrics = measure(collector, None, channel, registry)
+    metrics = measure(collector, None, channel, registry=registry)
     for room in range(5):
         channel.put(None, lambda room=room: Ended(room=room, output_tokens=1))
     metrics.update()
@@ -200,3 +201,30 @@ def test_what_a_decode_worker_could_not_send(collector: SchedulerMetricsCollecto
     assert registry.get_sample_value(PREFIX + "hints_total", {**hints, "outcome": "sent"}) == 0
     assert registry.get_sample_value(PREFIX + "channel_queued", labels) == 2
     channel.close()
+
+
+def test_admission(collector: SchedulerMetricsCollector) -> None:
+    server = Server("rust", 1, 2048, AgentCacheConfig("rr"))
+    clock = [0.0]
+    door = Door(server.cache.table, server.capacity, lambda: clock[0])
+    registry = CollectorRegistry()
+    metrics = measure(collector, None, None, door, registry)
+    door.overcommit.limit = 1.0
+    for agent in range(3):
+        request = server.request(f"r{agent}", tokens(agent, 1_000), trajectory=f"t{agent}")
+        server.arrive(request)
+        door.arrived(request)
+    clock[0] = 2.0
+    held, _ = door.held(idle=False)
+    clock[0] = 5.0
+    metrics.update()
+    labels = {key: str(value) for key, value in LABELS.items()}
+
+    def value(name: str, **own: str) -> float | None:
+        return registry.get_sample_value(PREFIX + name, {**labels, **own})
+
+    assert value("admission_queue") == len(held) == 1
+    assert value("admission_oldest_wait_seconds") == 5.0
+    assert value("admissions_total", reason="room") == 2
+    assert value("admissions_total", reason="patience") == 0
+    assert value("admission_wait_seconds_total") == 4.0
