@@ -20,7 +20,9 @@ PREFIX = "--agentcache-"
 CALL_LOG = "SGLANG_AGENTCACHE_CALL_LOG"
 CALL_LOG_BYTES = "SGLANG_AGENTCACHE_CALL_LOG_BYTES"
 PATIENCE = "SGLANG_AGENTCACHE_PATIENCE"
+ADMISSION = "SGLANG_AGENTCACHE_ADMISSION"
 
+ADMISSIONS = ("off", "auto")
 DEFAULT_BYTES = 64 << 20
 MIN_BYTES = 64 << 10
 
@@ -56,6 +58,12 @@ def parser() -> argparse.ArgumentParser:
         f"that it needs (default {DEFAULT_PATIENCE:g}; 0 is fcfs, inf never ages); also {PATIENCE}",
     )
     flags.add_argument(
+        PREFIX + "admission",
+        metavar="MODE",
+        help="auto: first requests of new trajectories wait while there is no room for them and re-prefill slows "
+        f"everybody; off (the default): they do not; also {ADMISSION}",
+    )
+    flags.add_argument(
         URL_FLAG,
         metavar="URL[,URL...]",
         help="decode workers: prefill workers to tell of each request's end and tool calls (needs the secret); "
@@ -80,12 +88,13 @@ def take(argv: Sequence[str], environment: MutableMapping[str, str] = os.environ
         if arg.startswith(PREFIX):
             raise ConfigError(
                 f"unknown flag {arg.partition('=')[0]}; allowed are {PREFIX}call-log, {PREFIX}call-log-bytes, "
-                f"{PREFIX}patience, {URL_FLAG}, {SECRET_FLAG}"
+                f"{PREFIX}patience, {PREFIX}admission, {URL_FLAG}, {SECRET_FLAG}"
             )
     for name, value in (
         (CALL_LOG, given.agentcache_call_log),
         (CALL_LOG_BYTES, given.agentcache_call_log_bytes),
         (PATIENCE, given.agentcache_patience),
+        (ADMISSION, given.agentcache_admission),
         (PREFILL_URL, given.agentcache_prefill_url),
         (SECRET_FILE, given.agentcache_secret_file),
     ):
@@ -125,10 +134,25 @@ def patience(environment: MutableMapping[str, str] = os.environ) -> float:
     return value
 
 
+def admission(environment: MutableMapping[str, str] = os.environ) -> str:
+    """Whether trajectories wait at the door, one of `ADMISSIONS`.
+
+    Raises:
+        ConfigError: another value.
+    """
+    value = environment.get(ADMISSION, "off")
+    if value not in ADMISSIONS:
+        raise ConfigError(
+            f"{PREFIX}admission ({ADMISSION}) must be one of {', '.join(ADMISSIONS)}; got {value!r}"
+        )
+    return value
+
+
 def check(environment: MutableMapping[str, str]) -> None:
-    """Check our environment variables; raises as `call_log_bytes`, `patience` and `channel_settings`."""
+    """Check our environment variables; raises as `call_log_bytes`, `patience`, `admission` and `channel_settings`."""
     call_log_bytes(environment)
     patience(environment)
+    admission(environment)
     secret(environment)
     channel_settings(environment)
     if environment.get(CALL_LOG) == "":

@@ -43,6 +43,7 @@ class Request(Protocol):
     origin_input_ids: Sequence[int]
     prefix_len: int
     extend_end: int
+    arrival_processed_tokens: int
 
 
 @dataclass(slots=True)
@@ -187,7 +188,7 @@ class Door:
                 continue
             seen.add(trajectory.serial)
             yield trajectory
-        for trajectory in reversed(self.table.idle()):
+        for trajectory in self.table.latest_idle():
             if now - trajectory.idle_since > AWAY_S:
                 return
             if trajectory.footprint is not None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import DumperControlReqOutput
 from sglang.srt.managers.schedule_policy import PrefillAdder
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_parallel, get_serving
 
 from sglang_agentcache.cache.radix_cache import AgentRadixCache
@@ -36,6 +35,7 @@ from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 
 from . import order
 from .call_log import CallLog
+from .guarded import GuardedScheduler
 from .prefix_aware import PrefixAwarePolicy, SharingAdder
 from .tool_calls import ToolCallReader
 from .waits import Waits
@@ -54,10 +54,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AgentScheduler(Scheduler):
+class AgentScheduler(GuardedScheduler):
     """Marks trajectories active when a request is queued, and answers for the cache's state."""
 
     pd_role: Rooms | Reporter | None = None
+
+    schedule_policy: str
+    processed_tokens_counter: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,7 +72,7 @@ class AgentScheduler(Scheduler):
         self.agent_metrics = None
         if self.metrics_collector_context.current_scheduler_metrics_enabled:
             channel = self.pd_role.channel if isinstance(self.pd_role, Reporter) else None
-            self.agent_metrics = measure(self.metrics_collector, cache, channel)
+            self.agent_metrics = measure(self.metrics_collector, cache, channel, self.door)
 
     def _tool_call_reader(self) -> ToolCallReader | None:
         serving = get_serving()
@@ -144,6 +147,8 @@ class AgentScheduler(Scheduler):
         """A request's last output has been sent, or the word that there will be none."""
         if self.agent_cache is not None:
             self.agent_cache.request_left(req.rid)
+        if self.door is not None:
+            self.door.left(req.rid)
         if isinstance(self.policy, PrefixAwarePolicy):
             self.policy.left(req)
         if self.pd_role is not None:
@@ -184,6 +189,7 @@ class AgentScheduler(Scheduler):
         state: dict[str, Any] = {}
         if self.agent_cache is not None and self.waits is not None:
             state |= server_state(self.agent_cache) | self.waits.state()
+            state["admission"] = None if self.door is None else self.door.state()
         if self.pd_role is not None:
             state |= self.pd_role.state()
         if state:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sglang_agentcache.eviction.base import EvictionPolicy
@@ -81,9 +81,13 @@ class TrajectoryTable:
         counts.update(trajectory.state.value for trajectory in self._by_key.values())
         return counts
 
-    def idle(self) -> ValuesView[Trajectory]:
+    def idle(self) -> Iterable[Trajectory]:
         """All idle trajectories, longest idle first."""
         return self._idle.values()
+
+    def latest_idle(self) -> Iterator[Trajectory]:
+        """All idle trajectories, shortest idle first."""
+        return reversed(self._idle.values())
 
     def requests_in_flight(self) -> list[str]:
         return list(self._by_request)

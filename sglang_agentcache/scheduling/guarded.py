@@ -1,0 +1,93 @@
+"""SGLang's scheduler with the door of `admission.py` in front of its prefill.
+
+Target: SGLang 0.5.23, `Scheduler._get_new_batch_prefill_raw`. Requests at the door stay in SGLang's own waiting
+queue, so that aborts, timeouts, limits, metrics and idle checks see them as ever; only while a batch is being planned
+they are out of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.scheduler import Scheduler
+
+from sglang_agentcache.cache.radix_cache import AgentRadixCache
+from sglang_agentcache.flags import admission
+
+from .admission import Door
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedScheduler(Scheduler):
+    """Holds first requests of new trajectories back (`--agentcache-admission auto`)."""
+
+    door: Door | None = None
+    waiting_queue: list[Req]
+    _outside: list[Req] | None = None
+    """Requests at the door, while a batch is being planned."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if admission() == "off":
+            return
+        cache = self.tree_cache
+        if not isinstance(cache, AgentRadixCache):
+            logger.warning("agentcache: no admission control: it needs this package's cache")
+        elif self.disaggregation_mode != DisaggregationMode.NULL:
+            logger.warning(
+                "agentcache: no admission control on %s workers: a request that waits at a prefill worker "
+                "already holds memory of its decode worker",
+                self.disaggregation_mode.value,
+            )
+        else:
+            self.door = Door(cache.table, self.max_total_num_tokens, cache.clock.now)
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        if self.door is not None:
+            self.door.arrived(req)
+        super()._add_request_to_queue(req, is_retracted)
+        if self._outside is not None and self.waiting_queue and self.waiting_queue[-1] is req:
+            # Its grammar became ready while a batch is being planned: too late for the door to decide.
+            self._outside.append(self.waiting_queue.pop())
+
+    def _get_new_batch_prefill_raw(
+        self, prefill_delayer_single_pass: Any, running_batch: ScheduleBatch
+    ) -> tuple[ScheduleBatch | None, ScheduleBatch]:
+        door = self.door
+        if door is None:
+            return super()._get_new_batch_prefill_raw(prefill_delayer_single_pass, running_batch)
+        held, entered = door.held(
+            idle=bool(door.waiting)
+            and len(self.waiting_queue) == door.waiting
+            and running_batch.is_empty()
+            and self.chunked_req is None
+            and (self.last_batch is None or self.last_batch.is_empty())
+            and self._pp_microbatches_drained()
+        )
+        for req in entered:
+            # Schedule policies age requests by it; at the door they were not in anybody's way.
+            req.arrival_processed_tokens = self.processed_tokens_counter
+        self._outside = []
+        if held:
+            self._outside += [req for req in self.waiting_queue if req.rid in held]
+            self.waiting_queue = [req for req in self.waiting_queue if req.rid not in held]
+        try:
+            batch, running_batch = super()._get_new_batch_prefill_raw(
+                prefill_delayer_single_pass, running_batch
+            )
+        finally:
+            self.waiting_queue += self._outside
+            self._outside = None
+        if batch is None:
+            door.runs((), decoding=len(running_batch.reqs), idle=running_batch.is_empty())
+        else:
+            # Those that a mixed batch decodes stand at its end.
+            extended = len(batch.reqs) - len(batch.decoding_reqs or ())
+            door.runs(batch.reqs[:extended], decoding=0, idle=False)
+        return batch, running_batch
