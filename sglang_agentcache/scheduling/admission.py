@@ -5,7 +5,7 @@ inside under an id that only its next request's lineage will tell) and those of 
 Who waits is let in, in the order of arrival, as soon as one of these holds:
 
 * there is room: the histories of the live trajectories, grown to what is usual here, and the newcomer's fit into
-  the pool times `Overcommit.limit`, which is at least 1;
+  the pool times `Overcommit.limit`, which falls below 1 only while re-prefill shows that there is none;
 * nothing is running and nothing else waits;
 * `PATIENCE_POOLS` pools of useful tokens were processed, prefilled for the first time or decoded, since one was
   last let in.

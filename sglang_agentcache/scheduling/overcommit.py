@@ -21,6 +21,9 @@ IDLE = 0.2
 IDLE_GROWTH = 0.25
 """Growth of the limit in a round with so much time to spare."""
 START = 1.5
+LEAST = 0.6
+"""Below 1 only what was measured leads: then more is in the pool than the sum of histories tells, such as outputs
+being written and prefixes that few share."""
 SMOOTHING = 0.25
 """Weight of the last round in what is measured: one round is a few dozen requests."""
 MIN_ROUND_S = 1.0
@@ -93,7 +96,7 @@ class Overcommit:
     """The limit, as a multiple of the pool.
 
     Attributes:
-        limit: what the histories inside may sum up to, in pools; at least 1.
+        limit: what the histories inside may sum up to, in pools.
     """
 
     def __init__(self) -> None:
@@ -108,10 +111,11 @@ class Overcommit:
             footprint: of the trajectories inside now, in pools.
             held: somebody waited at the door, so that the limit was felt.
         """
-        grown = GAIN * (1 - waste / TARGET_WASTE)
-        change = IDLE_GROWTH if idle >= IDLE else max(-MAX_SHRINK, grown)
-        if change < 0:
+        change = GAIN * (1 - waste / TARGET_WASTE)
+        if idle >= IDLE:
+            self.limit = max(1.0, self.limit * (1 + IDLE_GROWTH) if held else self.limit)
+        elif change < 0:
             # Above what is inside it means nothing: it starts to shrink from there.
-            self.limit = max(1.0, min(self.limit, footprint) * (1 + change))
-        elif held:
+            self.limit = max(LEAST, min(self.limit, footprint) * (1 + max(-MAX_SHRINK, change)))
+        elif held or self.limit < 1:
             self.limit *= 1 + change

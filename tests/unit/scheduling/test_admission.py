@@ -1,0 +1,186 @@
+"""The door: who waits, who passes, and in what order they are let in."""
+
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from sglang_agentcache import flags
+from sglang_agentcache.config import ConfigError
+from sglang_agentcache.scheduling.admission import AWAY_S, PATIENCE_POOLS, Door
+from sglang_agentcache.scheduling.overcommit import START
+from sglang_agentcache.serving.hints import Hints
+from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
+from sglang_agentcache.trajectory.model import PathNode
+from sglang_agentcache.trajectory.table import TrajectoryTable
+
+POOL = 1_000
+
+
+@dataclass
+class Sent:
+    """What the door reads of a request."""
+
+    rid: str
+    origin_input_ids: list[int]
+    prefix_len: int = 0
+    extend_end: int = 0
+    arrival_processed_tokens: int = 0
+
+
+@dataclass
+class Machine:
+    """A table, a door and a clock; `prefill` is a whole prefill step."""
+
+    seconds: float = 0.0
+    table: TrajectoryTable = field(default_factory=lambda: TrajectoryTable(None, 1_000, 600.0))
+
+    def __post_init__(self) -> None:
+        self.door = Door(self.table, POOL, lambda: self.seconds)
+
+    def send(self, rid: str, tokens: int, name: str | None = "", parent: str | None = None) -> Sent:
+        """A request of trajectory ``name``; "": its own, None: nobody named it."""
+        key = None if name is None else TrajectoryKey(Namespace(), name or rid)
+        self.table.begin(key, rid, self.seconds, namespace=Namespace(), hints=Hints(parent_id=parent))
+        req = Sent(rid, [0] * tokens)
+        self.door.arrived(req)
+        return req
+
+    def step(self, *, idle: bool = False) -> set[str]:
+        """The requests that wait at the door."""
+        return self.door.held(idle=idle)[0]
+
+    def prefill(self, req: Sent, cached: int = 0) -> None:
+        req.prefix_len, req.extend_end = cached, len(req.origin_input_ids)
+        self.door.runs([req], decoding=0, idle=False)
+
+    def finish(self, rid: str) -> None:
+        self.table.end(rid, self.seconds)
+        self.door.left(rid)
+
+    def fill(self) -> None:
+        """Let in what fits: nothing more of 300 tokens does."""
+        for number in range(int(START * POOL / 300)):
+            req = self.send(f"first{number}", 300)
+            assert self.step() == set()
+            self.prefill(req)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_who_fits_passes_and_who_does_not_waits(machine):
+    machine.fill()
+    machine.send("late", 300)
+    machine.send("later", 300)
+    assert machine.step() == {"late", "later"}
+    machine.finish("first0")
+    machine.seconds += AWAY_S
+    assert machine.step() == {"late", "later"}
+    # It has been idle for so long that it holds no place.
+    machine.seconds += 1
+    assert machine.step() == {"later"}
+    assert machine.door.state()["let_in"] == {"room": 6, "idle": 0, "patience": 0}
+    assert machine.door.state()["longest_wait_s"] == AWAY_S + 1
+
+
+def test_a_completed_trajectory_makes_room_at_once(machine):
+    machine.fill()
+    machine.send("late", 300)
+    assert machine.step() == {"late"}
+    machine.finish("first0")
+    machine.table.forget(machine.table.get(TrajectoryKey(Namespace(), "first0")))
+    assert machine.step() == set()
+
+
+def test_continuations_unnamed_requests_and_sub_agents_of_those_inside_pass(machine):
+    machine.fill()
+    machine.send("outside", 300)
+    machine.send("child of outside", 300, parent="outside")
+    machine.send("first0 again", 500, "first0")
+    machine.send("nobody's", 500, None)
+    machine.send("child", 500, parent="first1")
+    assert machine.step() == {"outside", "child of outside"}
+
+
+def test_parallel_requests_of_one_trajectory_enter_together(machine):
+    machine.fill()
+    machine.send("a", 300, "same")
+    machine.send("b", 300, "same")
+    assert machine.step() == {"a", "b"}
+    machine.finish("first0")
+    machine.seconds += AWAY_S + 1
+    assert machine.step() == set()
+    assert machine.door.state()["let_in"]["room"] == 6
+
+
+def test_an_idle_machine_lets_one_in_even_if_it_exceeds_the_pool(machine):
+    machine.send("giant", 10 * POOL)
+    machine.send("next", 10)
+    assert machine.step() == {"giant", "next"}
+    # In the order of arrival, one at a time.
+    assert machine.step(idle=True) == {"next"}
+    assert machine.door.state()["let_in"]["idle"] == 1
+
+
+def test_patience_is_counted_in_useful_tokens(machine):
+    machine.fill()
+    machine.send("late", 300)
+    machine.send("later", 300)
+    useful = int(PATIENCE_POOLS * POOL)
+    machine.door.runs((), decoding=useful - 1, idle=False)
+    assert machine.step() == {"late", "later"}
+    machine.door.runs((), decoding=1, idle=False)
+    assert machine.step() == {"later"}
+    machine.door.runs((), decoding=useful - 1, idle=False)
+    assert machine.step() == {"later"}
+    machine.door.runs((), decoding=1, idle=False)
+    assert machine.step() == set()
+    assert machine.door.state()["let_in"]["patience"] == 2
+
+
+def test_who_leaves_at_the_door_leaves_nothing(machine):
+    machine.fill()
+    machine.send("gone", 300)
+    machine.send("lost", 300)
+    machine.step()
+    machine.finish("gone")
+    # Left by a way that nobody told the door of.
+    machine.table.end("lost", machine.seconds)
+    assert machine.step() == set()
+    assert machine.door.waiting == 0
+    assert machine.door.state()["let_in"]["room"] == 5
+
+
+def test_what_is_prefilled_again_is_told_from_what_is_new(machine):
+    req = machine.send("one", 300, "t")
+    machine.step()
+    machine.prefill(req)
+    trajectory = machine.table.of_request("one")
+    machine.table.extend(
+        trajectory,
+        "one",
+        [PathNode(1, 310)],
+        prompt=[0] * 300,
+        history_tokens=310,
+        tokens=array("q", [0] * 310),
+        shared_with=lambda node: 0,
+    )
+    machine.finish("one")
+    req = machine.send("two", 400, "t")
+    assert machine.step() == set()
+    # Of the 310 tokens of history 100 are there: 210 again, 90 for the first time.
+    machine.prefill(req, cached=100)
+    assert machine.door.state()["redone_tokens"] == 210
+    assert machine.door.useful_tokens == 300 + 90
+
+
+def test_the_flag_and_its_variable():
+    environment: dict[str, str] = {}
+    assert flags.admission(environment) == "off"
+    assert flags.take(["--agentcache-admission", "auto"], environment) == []
+    assert environment == {flags.ADMISSION: "auto"}
+    with pytest.raises(ConfigError, match=r"--agentcache-admission .* off, auto; got 'on'"):
+        flags.take(["--agentcache-admission", "on"], {})
