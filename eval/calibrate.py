@@ -17,36 +17,56 @@ from eval.trace import Trajectory
 
 PROBES = 5
 DECODE_STEPS = 16
+BATCH = 8
+"""Requests at once in the probe of a decode step's growth with its batch."""
 MIN_GAP_FACTOR = 0.02
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds, measured on an idle server at one prompt length."""
+    """Seconds, measured on an idle server at one prompt length; ``cold_s`` and ``cached_s`` are whole requests
+    of one output token, at the client."""
 
     prompt_tokens: int
     cold_s: float
     cached_s: float
     decode_step_s: float
+    """Of one request alone."""
+    decode_request_s: float = 0.0
+    """What each further request in the batch adds to a decode step."""
 
     def describe(self) -> str:
         """One line for the log."""
         return (
             f"speed: a prompt of {self.prompt_tokens} tokens takes {self.cold_s * 1e3:.0f} ms cold, "
-            f"{self.cached_s * 1e3:.0f} ms cached; a decode step {self.decode_step_s * 1e3:.1f} ms"
+            f"{self.cached_s * 1e3:.0f} ms cached; a decode step {self.decode_step_s * 1e3:.1f} ms, "
+            f"{self.decode_request_s * 1e3:.1f} ms more for each further request in it"
         )
 
 
 async def _probe(url: str, prompt_tokens: int, source: TokenSource) -> Speed:
-    cold, cached, step = [], [], []
+    cold, cached, step, wide = [], [], [], []
     async with Client(url) as client:
+
+        async def total_s(prompt: list[int], tokens: int) -> float:
+            return (await client.generate(prompt, tokens, None)).total_s
+
+        async def together_s(prompt: list[int], tokens: int) -> float:
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(total_s(prompt, tokens)) for _ in range(BATCH)]
+            return max(call.result() for call in calls)
+
         for number in range(PROBES):
             prompt = source.draw(prompt_tokens, "probe", number)
-            cold.append((await client.generate(prompt, 1, None)).first_s)
-            again = await client.generate(prompt, 1 + DECODE_STEPS, None)
-            cached.append(again.first_s)
-            step.append((again.total_s - again.first_s) / DECODE_STEPS)
-    return Speed(prompt_tokens, *(statistics.median(values) for values in (cold, cached, step)))
+            cold.append(await total_s(prompt, 1))
+            cached.append(await total_s(prompt, 1))
+            # Whole requests: with overlap the first token of a longer one is seen a step late.
+            step.append((await total_s(prompt, 1 + DECODE_STEPS) - cached[-1]) / DECODE_STEPS)
+            short = await together_s(prompt, 1)
+            wide.append((await together_s(prompt, 1 + DECODE_STEPS) - short) / DECODE_STEPS)
+    alone = statistics.median(step)
+    more = max(0.0, statistics.median(wide) - alone) / (BATCH - 1)
+    return Speed(prompt_tokens, statistics.median(cold), statistics.median(cached), alone, more)
 
 
 def probe(url: str, prompt_tokens: int, seed: int) -> Speed:

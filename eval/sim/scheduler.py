@@ -5,14 +5,18 @@ allocator, the cache's `checkpoint`, `release_kv_cache` and `ScheduleBatch.check
 `retract_decode`. Written here, because upstream's needs a GPU worker: the loop around them
 (`Scheduler.get_next_batch_to_run`, `_get_new_batch_prefill_raw`, `update_running_batch`), index writing
 (`alloc_for_extend`, `alloc_for_decode`, page size 1) and what follows a step
-(`SchedulerBatchResultProcessor`). Not modelled: overlap of a step with the scheduling of the next one.
+(`SchedulerBatchResultProcessor`).
+
+Without ``Settings.overlap`` a step's results are known when the next one is planned, as with
+`Scheduler.event_loop_normal`. On a GPU that gives the times of SGLang's default loop, but for the planning,
+which is one step earlier there.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +46,9 @@ class Settings:
     schedule: str = "fcfs"
     chunked_prefill_size: int = 8192
     max_prefill_tokens: int = 16_384
+    overlap: bool = False
+    """`Scheduler.event_loop_overlap` on a device that computes while the host waits (the CPU): results of a
+    step are looked at, and reach the clients, when the step after it is over or there is none."""
 
 
 class DecodeBatch(ScheduleBatch):
@@ -59,11 +66,17 @@ class DecodeBatch(ScheduleBatch):
 
 @dataclass
 class Step:
-    """A step in progress. ``tokens``: how many each request of the batch decodes, 0 for a prefill step."""
+    """A step in progress. ``tokens``: how many each request of the batch decodes, 0 for a prefill step.
+    ``partial``: the request whose prompt goes on in the next step."""
 
     reqs: list[Req]
     duration_s: float
     tokens: int
+    partial: Req | None = None
+
+    def gives(self, req: Req) -> int:
+        """Output tokens that the request gets from this step."""
+        return (self.tokens or 1) if req in self.reqs and req is not self.partial else 0
 
 
 class Worker:
@@ -102,8 +115,9 @@ class Worker:
             spec_algorithm=SpeculativeAlgorithm.NONE,
         )
         self.step: Step | None = None
+        self._last: Step | None = None
+        self._unseen: Step | None = None
         self._chunked: Req | None = None
-        self._joining: list[Req] = []
         self._policy = self._schedule_policy()
         self._adder = SharingAdder if isinstance(self._policy, PrefixAwarePolicy) else PrefillAdder
         self._ratio = NewTokenRatioTracker.from_config()
@@ -139,9 +153,10 @@ class Worker:
 
     def holders(self) -> list[Req]:
         """Every request that may hold KV."""
-        in_step = self.step.reqs if self.step is not None else []
+        steps = [step for step in (self.step, self._last, self._unseen) if step is not None]
+        in_steps = [req for step in steps for req in step.reqs if not req.finished()]
         chunked = [self._chunked] if self._chunked is not None else []
-        listed = [*self.waiting, *self.running.reqs, *self._joining, *self.transferring, *in_step, *chunked]
+        listed = [*self.waiting, *self.running.reqs, *self.transferring, *in_steps, *chunked]
         return list({req.rid: req for req in listed}.values())
 
     @property
@@ -161,21 +176,46 @@ class Worker:
             its duration in seconds, or None if there is nothing to do.
         """
         assert self.step is None
-        if self._chunked is not None and self._chunked.extend_end > self._chunked.prefix_len:
-            checkpoint_kv_cache(self._chunked, self.cache)
-        self.running.reqs.extend(self._joining)
-        self._joining = []
-        running = len(self.running.reqs)
-        self.running.filter_batch()
-        if len(self.running.reqs) < running:
-            self.running.batch_is_full = False
-        self.step = self._prefill() or self._decode(now, horizon)
+        self.step = self._plan(now, horizon)
+        if self.step is None and self._unseen is not None:
+            self._look()
+            self.step = self._plan(now, horizon)
         return None if self.step is None else self.step.duration_s
 
+    def _plan(self, now: float, horizon: float) -> Step | None:
+        """Scheduler.get_next_batch_to_run."""
+        if self._chunked is not None and self._chunked.extend_end > self._chunked.prefix_len:
+            checkpoint_kv_cache(self._chunked, self.cache)
+        last, self._last = self._last, None
+        joining = last.reqs if last is not None and not last.tokens else []
+        before = len(self.running.reqs) + len(joining)
+        for req in joining:
+            if last is not None and req is not last.partial and req not in self.transferring:
+                self.running.reqs.append(req)
+        self.running.filter_batch()
+        if len(self.running.reqs) < before:
+            self.running.batch_is_full = False
+        return self._prefill() or self._decode(now, horizon)
+
     def end(self) -> None:
-        """The step is over: tokens are there, requests finish."""
-        step, self.step = self.step, None
-        assert step is not None
+        """The step is over: tokens are there, requests finish (with overlap, those of the step before)."""
+        self._last, self.step = self.step, None
+        assert self._last is not None
+        self._look()
+        self._unseen = self._last
+        if not self.settings.overlap:
+            self._look()
+        elif self._last.tokens > 1:
+            # Several decode steps: all but the last one have been looked at.
+            self._unseen = replace(self._last, tokens=self._last.tokens - 1)
+            self._look()
+            self._unseen = replace(self._last, tokens=1)
+
+    def _look(self) -> None:
+        """Scheduler.process_batch_result."""
+        step, self._unseen = self._unseen, None
+        if step is None:
+            return
         # As upstream: one allocator free for all requests of a batch.
         self.allocator.free_group_begin()
         try:
@@ -240,7 +280,7 @@ class Worker:
         tokens = sum(new for _, new in extends)
         self._processed_tokens += tokens
         self.prefill_tokens += tokens
-        return Step(admitted, self.cost.prefill(extends), 0)
+        return Step(admitted, self.cost.prefill(extends), 0, self._chunked)
 
     def _allocate(self, reqs: list[Req]) -> None:
         """alloc_for_extend and what prepare_for_extend notes on the requests, page size 1."""
@@ -279,7 +319,7 @@ class Worker:
 
     def _extended(self, step: Step) -> None:
         for req in step.reqs:
-            if req is self._chunked:
+            if req is step.partial or req.is_retracted:
                 continue
             req.output_ids.extend(self._fresh_ids(1))
             stays = self._prefilled(req)
@@ -287,7 +327,8 @@ class Worker:
                 self._finish(req)
                 continue
             checkpoint_kv_cache(req, self.cache)
-            (self._joining if stays else self.transferring).append(req)
+            if not stays:
+                self.transferring.append(req)
 
     # ---- decode ----
 
@@ -297,7 +338,22 @@ class Worker:
         if not batch.reqs:
             return None
         before = len(batch.reqs)
+        unseen = self._unseen
+        left = {
+            req.rid: req.agent_output_tokens - len(req.output_ids) - (unseen.gives(req) if unseen else 0)
+            for req in batch.reqs
+        }
+        # Those whose last token is among results not yet looked at (`_reqs_finishing_inflight`).
+        batch.reqs = [req for req in batch.reqs if left[req.rid] > 0]
+        finishing = before - len(batch.reqs)
+        if not batch.reqs:
+            batch.batch_is_full = False
+            return None
         if not batch.check_decode_mem():
+            if finishing:
+                # They free their KV first.
+                batch.batch_is_full = False
+                return None
             retracted, self._ratio.current, aborted = batch.retract_decode()
             self.retractions += len(retracted)
             for req in retracted:
@@ -306,12 +362,14 @@ class Worker:
                 req.finished_reason = req.to_finish
                 self._leave(req)
                 self._finished(req, "out of memory even after retracting all other requests")
-            if len(batch.reqs) < before:
-                batch.batch_is_full = False
-            if not batch.reqs:
-                return None
+        if len(batch.reqs) < before:
+            batch.batch_is_full = False
+        if not batch.reqs:
+            return None
         reqs = list(batch.reqs)
-        steps = min(MAX_BURST, *(req.agent_output_tokens - len(req.output_ids) for req in reqs))
+        # A first or a last token is waiting to be looked at after one more step.
+        longest = 1 if finishing or (unseen is not None and not unseen.tokens) else MAX_BURST
+        steps = min(longest, *(left[req.rid] for req in reqs))
         room = (self.allocator.available_size() + self.cache.evictable_size()) // len(reqs)
         steps = max(1, min(steps, room))
         context = sum(req.kv.kv_committed_len for req in reqs) + len(reqs)
@@ -331,6 +389,8 @@ class Worker:
 
     def _decoded(self, step: Step) -> None:
         for req in step.reqs:
+            if req.is_retracted:
+                continue
             req.output_ids.extend(self._fresh_ids(step.tokens))
             if len(req.output_ids) >= req.agent_output_tokens:
                 self._finish(req)

@@ -1,10 +1,12 @@
 """Checks the simulator against the real server: ``python -m eval.sim.validate --out DIR``.
 
-Both replay the same small workload: SGLang's server on the CPU over HTTP in real time, the simulator with
-step times measured on that server. These are in proportion as probed before the replay, scaled by one factor
-so that the mean latency is that of the replay (a machine that does other work as well is slower than its
-probe). Tokens are not fitted. Compares the uncached tokens per request, and the order of the policies by P99
-TTFT.
+Both replay the same small workloads: SGLang's server on the CPU over HTTP in real time, the simulator with
+step times measured on that server. So that other work on the machine disturbs little, the server sleeps
+before each step (SGLang's ``/slow_down``, part of the cost profile), and outputs are shortened. The step times
+on top of the sleep are in proportion as probed, scaled by one factor for all policies so that the mean
+latency is that of the replays. Tokens are not fitted. Compares the uncached tokens per request over all
+seeds, and the order of the policies by P99 TTFT. The first replay is done twice: what the server differs
+from itself is the least difference that means anything.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from eval import calibrate, counters, scale, workload
+from eval import calibrate, counters, scale, trace, workload
 from eval.closed_loop import ReplayConfig
 from eval.policies import POLICIES, STOCK
 from eval.records import RequestRecord
@@ -27,6 +30,7 @@ from eval.replay import replay
 from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
 from eval.sim.baselines import baseline
 from eval.sim.cost import Coefficients, MeasuredCost
+from eval.sim.scheduler import Settings
 from eval.sim.simulation import Run, Simulation
 from eval.tiny_model import TinyModel, write_tiny_model
 from eval.trace import Trajectory
@@ -36,9 +40,9 @@ CHUNK_TOKENS = 64
 """1,024 at the same scale."""
 TOLERANCE = 0.05
 RAMP_S = 5.0
-SLOWEST = (0.25, 32.0)
+SLOWEST = (0.25, 16.0)
 """Range of the factor on probed step times."""
-FIT_STEPS = 10
+FIT_STEPS = 7
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,39 @@ def agreements(server: Sequence[RequestRecord], simulated: Sequence[RequestRecor
     ]
 
 
-def coefficients(speed: calibrate.Speed, factor: float = 1.0) -> Coefficients:
-    """Step times from a probe: a cached prompt costs the fixed part, the rest grows with its tokens."""
-    per_token = max(0.0, speed.cold_s - speed.cached_s) / speed.prompt_tokens
-    # About half of the fixed part is spent outside the scheduler (HTTP, tokenizer process, streaming).
-    fixed = speed.cached_s / 2
+def coefficients(speed: calibrate.Speed, sleep_s: float = 0.0, factor: float = 1.0) -> Coefficients:
+    """Step times from a probe: a prefill step of one token costs what a decode step does, the rest of a
+    cached request is spent outside the scheduler (HTTP, tokenizer process, streaming), and what a cold prompt
+    takes longer grows with its tokens. ``sleep_s``: of the server before each step, not in the probe.
+    """
+    step = min(speed.decode_step_s, speed.cached_s)
     return Coefficients(
-        prefill_step_s=fixed * factor,
-        prefill_token_s=per_token * factor,
-        decode_step_s=speed.decode_step_s * factor,
-        request_s=fixed * factor,
+        prefill_step_s=sleep_s + step * factor,
+        prefill_token_s=max(0.0, speed.cold_s - speed.cached_s) / speed.prompt_tokens * factor,
+        decode_step_s=sleep_s + (speed.decode_step_s - speed.decode_request_s) * factor,
+        decode_request_s=speed.decode_request_s * factor,
+        request_s=(speed.cached_s - step) * factor,
     )
+
+
+def shorten_outputs(trajectory: Trajectory, factor: float) -> Trajectory:
+    """Multiply every output; later prompts lose what the outputs before them lose."""
+    turns = []
+    lost = 0
+    for turn in trajectory.turns:
+        lost = 0 if turn.reset else lost
+        output = max(1, round(turn.output_tokens * factor))
+        turns.append(trace.replace_turn(turn, prompt_tokens=turn.prompt_tokens - lost, output_tokens=output))
+        lost += turn.output_tokens - output
+    return trace.replace(trajectory, turns=turns)
+
+
+def slow_down(url: str, sleep_s: float) -> None:
+    """Let a server sleep before each step. Raises OSError."""
+    body = json.dumps({"forward_sleep_time": sleep_s}).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/slow_down", body, headers), timeout=30.0):
+        pass
 
 
 def mean_latency(requests: Sequence[RequestRecord]) -> float:
@@ -94,50 +120,101 @@ def p99_ttft(requests: Sequence[RequestRecord]) -> float:
     return float(np.percentile([item.ttft_s for item in requests if item.ttft_s is not None], 99))
 
 
-class Validation:
-    """One workload, measured and simulated under several policies."""
+@dataclass
+class Measured:
+    """What one policy's server did: the requests of each workload, its speed and its settings."""
 
-    def __init__(self, out: Path, items: Sequence[Trajectory], concurrency: int, pool: int) -> None:
-        self._out, self._items, self._concurrency, self._pool = out, items, concurrency, pool
+    requests: list[list[RequestRecord]]
+    again: list[RequestRecord]
+    speed: calibrate.Speed
+    settings: Settings
+
+    @property
+    def all(self) -> list[RequestRecord]:
+        return [item for run in self.requests for item in run]
+
+
+class Validation:
+    """Workloads, each measured and simulated under several policies.
+
+    Args:
+        workloads: one list of trajectories per seed.
+        pool: KV tokens.
+        sleep_s: of the server before each step.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        workloads: Sequence[Sequence[Trajectory]],
+        concurrency: int,
+        pool: int,
+        sleep_s: float,
+        port: int | None,
+    ) -> None:
+        self._out, self._workloads, self._concurrency = out, workloads, concurrency
+        self._pool, self._sleep_s, self._port = pool, sleep_s, port
         self._model = out / "model"
         write_tiny_model(self._model, TinyModel(layers=2, hidden=384, heads=1, kv_heads=1, head_dim=32))
 
-    def measure(self, name: str) -> tuple[list[RequestRecord], calibrate.Speed]:
-        """Replay on a real server. Raises ServerFailed, RequestFailed."""
+    def measure(self, name: str, twice: bool) -> Measured:
+        """Replay on a real server, the first workload ``twice`` if asked. Raises ServerFailed, RequestFailed."""
         policy = POLICIES[name]
         environment = {**CPU_ENVIRONMENT, **(without_our_plugin() if policy.module == STOCK else {})}
         arguments = [
             *("--device", "cpu", "--model-path", str(self._model), "--load-format", "dummy"),
             *("--max-total-tokens", str(self._pool), "--enable-cache-report", "--enable-metrics"),
-            *policy.command(CHUNK_TOKENS),
+            *("--sleep-on-idle", *policy.command(CHUNK_TOKENS)),
         ]
-        with Server(policy.module, arguments, self._out / f"{name}.log", environment=environment) as server:
+        log = self._out / f"{name}.log"
+        with Server(policy.module, arguments, log, self._port, environment) as server:
             server.wait_healthy()
             speed = calibrate.probe(server.url, 1_000, 0)
-            counters.flush_cache(server.url)
+            slow_down(server.url, self._sleep_s)
             config = ReplayConfig(
                 url=server.url, concurrency=self._concurrency, hints=policy.hints, ramp_s=RAMP_S
             )
-            outcome = replay(config, self._items, self._out / f"{name}.jsonl", name)
-        return outcome.requests, speed
+            runs = []
+            for number, items in enumerate([*self._workloads, *self._workloads[: int(twice)]]):
+                counters.flush_cache(server.url)
+                path = self._out / f"{name}.{number}.jsonl"
+                runs.append(replay(config, items, path, f"{name} {number}").requests)
+            info = counters.server_info(server.url)
+        settings = Settings(
+            chunked_prefill_size=info["chunked_prefill_size"],
+            max_prefill_tokens=info["max_prefill_tokens"],
+            overlap=not info["disable_overlap_schedule"],
+        )
+        count = len(self._workloads)
+        return Measured(runs[:count], runs[count] if twice else [], speed, settings)
 
-    def simulate(self, name: str, speed: calibrate.Speed, factor: float) -> list[RequestRecord]:
+    def simulate(self, name: str, measured: Measured, factor: float) -> list[RequestRecord]:
         """The same in virtual time, with step times ``factor`` times those probed."""
         label = name if POLICIES[name].config is None else f"{name}:chunk_tokens={CHUNK_TOKENS}"
-        run = Run(baseline(label), self._concurrency, self._pool, ramp_s=RAMP_S, check=True)
-        return Simulation(run, self._items, MeasuredCost(coefficients(speed, factor))).run().requests
+        run = Run(
+            baseline(label),
+            self._concurrency,
+            self._pool,
+            ramp_s=RAMP_S,
+            settings=measured.settings,
+            check=True,
+        )
+        cost = MeasuredCost(coefficients(measured.speed, self._sleep_s, factor))
+        return [item for items in self._workloads for item in Simulation(run, items, cost).run().requests]
 
-    def fit(self, name: str, speed: calibrate.Speed, latency_s: float) -> tuple[float, list[RequestRecord]]:
-        """The factor at which the simulated mean latency is ``latency_s``, and that simulation (bisection)."""
+    def fit(self, measured: dict[str, Measured]) -> tuple[float, dict[str, list[RequestRecord]]]:
+        """The factor at which the mean latency over all policies is the measured one, and the simulations
+        (bisection)."""
+        target = float(np.mean([mean_latency(found.all) for found in measured.values()]))
         low, high = SLOWEST
         for _ in range(FIT_STEPS):
             factor = (low * high) ** 0.5
-            requests = self.simulate(name, speed, factor)
-            if mean_latency(requests) < latency_s:
+            simulated = {name: self.simulate(name, found, factor) for name, found in measured.items()}
+            if np.mean([mean_latency(requests) for requests in simulated.values()]) < target:
                 low = factor
             else:
                 high = factor
-        return factor, requests
+        return factor, simulated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,44 +225,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="DIR")
     add("--policies", default="lru,lru+completion,rr", help=f"out of {', '.join(POLICIES)} (%(default)s)")
     add("--profile", default="swe-bench", choices=list(workload.PROFILES), help="(%(default)s)")
-    add("--trajectories", type=int, default=30, help="(%(default)s)")
-    add("--concurrency", type=int, default=12, help="(%(default)s)")
+    add("--seeds", default="0,1", help="of the workloads (%(default)s)")
+    add("--trajectories", type=int, default=48, help="of each workload (%(default)s)")
+    add("--concurrency", type=int, default=20, help="(%(default)s)")
     add("--pressure", type=float, default=1.25, help="live demand as a multiple of the pool (%(default)s)")
     add("--gap-scale", type=float, default=0.15, help="(%(default)s)")
+    add("--output-scale", type=float, default=0.2, help="factor on outputs, on top of that on tokens")
+    add("--step-sleep", type=float, default=0.05, help="seconds that the server waits before each step")
+    add("--port", type=int, help="of the server (default: a free one)")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     shrink = scale.Scale(
         tokens=TOKEN_SCALE, gaps=args.gap_scale, gap_cap_s=30, human_cap_s=30, max_turns=25, max_context=3_000
     )
-    items = list(scale.apply(workload.generate(args.profile, args.trajectories, 0), shrink))
-    demand = scale.expected_demand(items, args.concurrency)
+    workloads = []
+    for seed in map(int, args.seeds.split(",")):
+        generated = workload.generate(args.profile, args.trajectories, seed)
+        workloads.append(
+            list(scale.apply((shorten_outputs(item, args.output_scale) for item in generated), shrink))
+        )
+    demand = scale.expected_demand([item for items in workloads for item in items], args.concurrency)
     pool = max(demand.pool_for(args.pressure), demand.peak + 256)
     print(f"{demand.describe()}\npool {pool:,} tokens", file=sys.stderr)
-    validation = Validation(args.out, items, args.concurrency, pool)
-    report: dict[str, Any] = {}
-    orders: list[tuple[float, float, str]] = []
+    validation = Validation(args.out, workloads, args.concurrency, pool, args.step_sleep, args.port)
+    names = args.policies.split(",")
+    measured = {name: validation.measure(name, twice=name == names[0]) for name in names}
+    factor, simulated = validation.fit(measured)
+    return _report(args.out, measured, simulated, factor)
+
+
+def _report(
+    out: Path, measured: dict[str, Measured], simulated: dict[str, list[RequestRecord]], factor: float
+) -> int:
+    report: dict[str, Any] = {"factor": factor, "policies": {}}
     good = True
-    for name in args.policies.split(","):
-        server, speed = validation.measure(name)
-        factor, simulated = validation.fit(name, speed, mean_latency(server))
-        found = agreements(server, simulated)
-        orders.append((p99_ttft(server), p99_ttft(simulated), name))
-        for item in found:
+    for name, found in measured.items():
+        if found.again:
+            itself = agreements(found.requests[0], found.again)
+            report["repeat"] = {"policy": name, "uncached": [asdict(item) for item in itself]}
+            for item in itself:
+                values = f"{item.server:8.1f} {item.simulator:8.1f} {item.error:7.2%}"
+                print(f"{name:16s} uncached {item.statistic:5s} {values}  (server twice, first workload)")
+        compared = agreements(found.all, simulated[name])
+        ttft = {"server": p99_ttft(found.all), "simulator": p99_ttft(simulated[name])}
+        for item in compared:
             good &= item.error <= TOLERANCE
             values = f"{item.server:8.1f} {item.simulator:8.1f} {item.error:7.2%}"
             print(f"{name:16s} uncached {item.statistic:5s} {values}")
-        print(f"{name:16s} P99 TTFT s     {orders[-1][0]:8.3f} {orders[-1][1]:8.3f}")
-        print(f"{name:16s} steps took {factor:.2f} times as long as probed", flush=True)
-        report[name] = {
-            "factor": factor,
-            "uncached": [asdict(item) for item in found],
-            "p99_ttft_s": {"server": orders[-1][0], "simulator": orders[-1][1]},
-            "speed": asdict(speed),
+        print(f"{name:16s} P99 TTFT s     {ttft['server']:8.3f} {ttft['simulator']:8.3f}")
+        report["policies"][name] = {
+            "uncached": [asdict(item) for item in compared],
+            "p99_ttft_s": ttft,
+            "speed": asdict(found.speed),
         }
-    real, virtual = ([name for *_, name in sorted(orders, key=lambda item: item[place])] for place in (0, 1))
-    print(f"by P99 TTFT: server {' < '.join(real)}; simulator {' < '.join(virtual)}")
-    (args.out / "validation.json").write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if good and real == virtual else 1
+    orders = {
+        side: sorted(measured, key=lambda name: report["policies"][name]["p99_ttft_s"][side])
+        for side in ("server", "simulator")
+    }
+    print(f"step times without the sleep: {factor:.2f} times those probed")
+    print("by P99 TTFT: " + "; ".join(f"{side} {' < '.join(order)}" for side, order in orders.items()))
+    (out / "validation.json").write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if good and orders["server"] == orders["simulator"] else 1
 
 
 if __name__ == "__main__":
