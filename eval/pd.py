@@ -29,7 +29,7 @@ ENVIRONMENT = {
 DECODE = ("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "cpu_tensor")
 """The default backup takes host memory for a pool, and only where 10 GiB are left."""
 START_S = 600.0
-ROUTER_START_S = 60.0
+ROUTER_START_S = 300.0
 
 
 def missing(transfer: str) -> str | None:

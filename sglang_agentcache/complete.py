@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for url in dict.fromkeys(args.url)
     ]
     with ThreadPoolExecutor(min(len(questions), 32)) as pool:
-        answers = list(pool.map(lambda question: ask(*question, headers), questions))
+        answers = list(pool.map(lambda question: ask(question[0], question[1], headers), questions))
     for (url, body), answer in zip(questions, answers, strict=True):
         print(f"{url}: {body['trajectory_id']}: {answer.text}")
     known = {

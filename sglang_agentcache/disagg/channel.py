@@ -27,8 +27,8 @@ PATH = "/agentcache/waits"
 SECRET_HEADER = "X-Agentcache-Secret"
 """Not `Authorization`: that one carries the prefill server's API key, if it has one."""
 
-MAX_QUEUED = 4096
-"""Messages that wait for one address; a busy decode worker ends some tens of requests per second."""
+MAX_QUEUED = 1024
+"""Messages that wait for one address: what a busy decode worker ends in about half a minute. Each holds its output."""
 LINGER_S = 0.02
 """What ends within this time travels together."""
 TIMEOUT_S = 10.0

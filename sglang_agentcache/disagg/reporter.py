@@ -9,7 +9,7 @@ from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_agentcache.scheduling.tool_calls import ToolCallReader
-from sglang_agentcache.scheduling.waits import read_calls
+from sglang_agentcache.scheduling.waits import Output, finished_output
 from sglang_agentcache.trajectory.identity import resolve
 
 from .channel import Channel
@@ -48,12 +48,13 @@ class Reporter:
             extra_key=req.extra_key or None,
             cache_salt=req.cache_salt or None,
         )
-        self.channel.put(req.bootstrap_host, lambda: self._with_calls(ended, req))
+        output = finished_output(req, self.reader.parser) if self.reader is not None and not aborted else None
+        self.channel.put(req.bootstrap_host, lambda: self._with_calls(ended, output))
 
-    def _with_calls(self, ended: Ended, req: Req) -> Ended:
-        if self.reader is None or ended.aborted:
+    def _with_calls(self, ended: Ended, output: Output | None) -> Ended:
+        if self.reader is None or output is None:
             return ended
-        return replace(ended, tool_calls=read_calls(self.reader, req))
+        return replace(ended, tool_calls=self.reader.read(*output))
 
     def state(self) -> dict[str, Any]:
         """For `GET /server_info`."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_agentcache.cache.radix_cache import AgentRadixCache
     from sglang_agentcache.trajectory.model import Trajectory
 
-MAX_ROOMS = 65_536
+MAX_ROOMS = 16_384
 """Transferred requests whose end has not been heard of; beyond it the oldest are forgotten."""
 
 

@@ -34,7 +34,7 @@ MAX_SPACES = 128
 MAX_CALLS = 64
 MAX_NAME_CHARS = 256
 MAX_ARGUMENTS_CHARS = 65_536
-_PROMPT_TAIL_TOKENS = 32
+PROMPT_TAIL_TOKENS = 32
 _MAX_TOKEN = 1 << 24
 _THINK, _THOUGHT = "<think>", "</think>"
 """The marks of a reasoning section where no `--reasoning-parser` is set."""
@@ -125,7 +125,7 @@ class ToolCallReader:
             prompt_ids: empty where it is not known how the text begins.
         """
         # Images stand in a prompt as ids that are no tokens.
-        tail_ids = [token for token in prompt_ids[-_PROMPT_TAIL_TOKENS:] if 0 <= token < _MAX_TOKEN]
+        tail_ids = [token for token in prompt_ids[-PROMPT_TAIL_TOKENS:] if 0 <= token < _MAX_TOKEN]
         tail = self._decode(tail_ids) if tail_ids else ""
         if self.reasoning_parser is not None:
             start, end = _marks(self.reasoning_parser)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN
 
@@ -15,7 +16,7 @@ from sglang_agentcache.serving.tools import carried_tools
 
 from .call_log import CallLog
 from .durations import ToolDurations
-from .tool_calls import ToolCallReader
+from .tool_calls import MAX_OUTPUT_TOKENS, PROMPT_TAIL_TOKENS, ToolCallReader
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -27,20 +28,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def read_calls(reader: ToolCallReader, req: Req) -> tuple[ToolCall, ...] | None:
-    """The calls in a finished request's output; () for none, None if that cannot be told."""
+class Output(NamedTuple):
+    """What a finished request generated, as `ToolCallReader.read` takes it: copies, so that the request may go."""
+
+    ids: array[int]
+    tool_names: tuple[str, ...]
+    cut_off: bool
+    prompt_tail: array[int]
+
+
+def finished_output(req: Req, parser: str) -> Output | None:
+    """The output of a finished request, for this `--tool-call-parser`; None if it was aborted."""
     reason = req.finished_reason
     if reason is None or isinstance(reason, FINISH_ABORT):
         return None
-    output = req.output_ids_through_stop
+    ids = req.output_ids_through_stop
     # Some formats end a call with a token that also ends the turn; detectors that do not need it skip it.
-    if isinstance(reason, FINISH_MATCHED_TOKEN) and reader.parser not in ("gpt-oss", "response_template"):
-        output = output[:-1]
-    return reader.read(
-        output,
+    if isinstance(reason, FINISH_MATCHED_TOKEN) and parser not in ("gpt-oss", "response_template"):
+        ids = ids[:-1]
+    return Output(
+        # One more than is decoded: the reader must see that there was more.
+        array("q", ids[-MAX_OUTPUT_TOKENS - 1 :]),
         carried_tools(req.sampling_params.custom_params),
         isinstance(reason, FINISH_LENGTH),
-        req.origin_input_ids,
+        array("q", req.origin_input_ids[-PROMPT_TAIL_TOKENS:]),
     )
 
 
@@ -74,7 +85,8 @@ class Waits:
 
     def tool_calls_of(self, req: Req) -> tuple[ToolCall, ...] | None:
         """The calls in a finished request's output; () for none, None if that cannot be told."""
-        return None if self.reader is None else read_calls(self.reader, req)
+        output = None if self.reader is None else finished_output(req, self.reader.parser)
+        return None if self.reader is None or output is None else self.reader.read(*output)
 
     def returned(self, trajectory: Trajectory, idle_s: float) -> None:
         """A trajectory is back; its hints still tell what it waited for."""
