@@ -12,26 +12,51 @@ from sglang_agentcache.serving.metrics import REFRESH_S
 from tests.support.e2e_client import Client, random_tokens
 from tests.support.e2e_servers import RR, Running, on
 
+LATEST_S = 60.0  # a loaded machine; a second or two on an idle one
+COUNTERS = {
+    ("completions_total", ""): "completed",
+    ("released_tokens_total", ""): "released_tokens",
+    ("tail_chunks_total", ""): "tail_chunks",
+    ("evicted_tokens_total", "idle_tail"): "tail_tokens",
+    ("requests_total", "hint"): "requests_by_source.hint",
+}
+"""By name and label, the counter in `/server_info`."""
+
 
 def scrape(client: Client) -> dict[tuple[str, str], float]:
-    """Our samples by name and own label, after the next refresh."""
-    time.sleep(2 * REFRESH_S)
+    """Our samples by name and own label."""
     own = ("state", "where", "reason", "kind", "source", "outcome", "le")
+    samples = (
+        sample
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name.startswith(PREFIX)
+    )
     return {
         (
             sample.name.removeprefix(PREFIX),
             "/".join(sample.labels[name] for name in own if name in sample.labels),
-        ): (sample.value)
-        for family in text_string_to_metric_families(client.get("/metrics").text)
-        for sample in family.samples
-        if sample.name.startswith(PREFIX)
+        ): sample.value
+        for sample in samples
     }
+
+
+def settled(client: Client, counters: dict[str, int]) -> dict[tuple[str, str], float]:
+    """Our samples once they say what `/server_info` said: they follow it by a second or so."""
+    wanted = {key: counters.get(name, 0) for key, name in COUNTERS.items()}
+    deadline = time.monotonic() + LATEST_S
+    while time.monotonic() < deadline:
+        found = scrape(client)
+        if {key: found.get(key) for key in wanted} == wanted:
+            break
+        time.sleep(REFRESH_S / 4)
+    return scrape(client)
 
 
 @on(RR)
 def test_metrics_follow_the_cache(server: Running, client: Client, rng: random.Random) -> None:
-    before = scrape(client)
     counted = client.state()["counters"]
+    before = settled(client, counted)
     histories = {}
     for name in ("a", "b", "c"):
         prompt = random_tokens(rng, 2_000)
@@ -43,7 +68,8 @@ def test_metrics_follow_the_cache(server: Running, client: Client, rng: random.R
         client.generate(random_tokens(rng, 3_000), f"filler{filler}", 4)
     client.complete(f"filler{filler}")  # nothing was cut from it
 
-    after, state = scrape(client), client.state()
+    state = client.state()
+    after = settled(client, state["counters"])
 
     def grown(name: str, label: str = "") -> float:
         return after[name, label] - before[name, label]
