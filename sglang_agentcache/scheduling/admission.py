@@ -95,7 +95,6 @@ class Door:
         self._own, self._shared = _Mean(), _Mean()
         self._last_entry = 0
         self._decoded = 0
-        self._held = False
 
     @property
     def waiting(self) -> int:
@@ -150,11 +149,12 @@ class Door:
             if trajectory is not None:
                 entered.append(arrival.req)
             del self._waiting[rid]
-        self._held = self._held or bool(self._waiting)
         return set(self._waiting), entered
 
     def _note_entry(self, reason: str, waited_s: float) -> None:
         self.let_in[reason] += 1
+        if reason == "idle":
+            self.overcommit.starved()
         self.waited_s += waited_s
         self.longest_s = max(self.longest_s, waited_s)
         self._last_entry = self.useful_tokens
@@ -225,8 +225,7 @@ class Door:
             inside = [max(item.footprint.own, self._own.value) for item in self._inside(self._now())]
             self.load.next_round(len(inside))
             pools = (sum(inside) + self._shared.value) / self.pool_tokens
-            self.overcommit.update(self.load.waste, self.load.idle, pools, held=self._held)
-            self._held = bool(self._waiting)
+            self.overcommit.update(self.load.waste, self.load.idle, pools)
 
     def _note(self, trajectory: Trajectory, req: Request, history: int) -> bool:
         """Keep what a request says of its trajectory's size; whether it is a return, whole with this step."""

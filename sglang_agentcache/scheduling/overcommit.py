@@ -13,14 +13,16 @@ from __future__ import annotations
 
 TARGET_WASTE = 0.10
 """Share of the time that may go into re-prefill."""
-GAIN = 0.08
+GAIN = 0.06
 """Growth of the limit in a round without any; twice the target shrinks it as much."""
-MAX_SHRINK = 0.15
+MAX_SHRINK = 0.1
 IDLE = 0.2
 """A machine that has nothing to do for this share of the time wastes nothing that anybody needs."""
 IDLE_GROWTH = 0.25
 """Growth of the limit in a round with so much time to spare."""
 START = 1.5
+HEADROOM = 1.5
+"""The limit grows to so many times what is inside, at most."""
 LEAST = 0.6
 """Below 1 only what was measured leads: then more is in the pool than the sum of histories tells, such as outputs
 being written and prefixes that few share."""
@@ -102,20 +104,27 @@ class Overcommit:
     def __init__(self) -> None:
         self.limit = START
 
-    def update(self, waste: float, idle: float, footprint: float, *, held: bool) -> None:
+    def update(self, waste: float, idle: float, footprint: float) -> None:
         """A round is over.
 
         Args:
             waste: as `Load.waste`.
             idle: as `Load.idle`.
             footprint: of the trajectories inside now, in pools.
-            held: somebody waited at the door, so that the limit was felt.
         """
         change = GAIN * (1 - waste / TARGET_WASTE)
         if idle >= IDLE:
-            self.limit = max(1.0, self.limit * (1 + IDLE_GROWTH) if held else self.limit)
-        elif change < 0:
-            # Above what is inside it means nothing: it starts to shrink from there.
-            self.limit = max(LEAST, min(self.limit, footprint) * (1 + max(-MAX_SHRINK, change)))
-        elif held or self.limit < 1:
-            self.limit *= 1 + change
+            self._grow(IDLE_GROWTH, footprint)
+        elif change >= 0:
+            self._grow(change, footprint)
+        elif footprint <= self.limit:
+            # With more inside than the limit allows, what is measured is not what it leads to.
+            self.limit = max(LEAST, footprint * (1 + max(-MAX_SHRINK, change)))
+
+    def starved(self) -> None:
+        """There was nothing to run while somebody waited: the limit is too low."""
+        self.limit *= 1 + GAIN
+
+    def _grow(self, change: float, footprint: float) -> None:
+        # Far above what is inside it means nothing, and would take long to come down.
+        self.limit = max(self.limit, min(self.limit * (1 + change), max(START, HEADROOM * footprint)))

@@ -2,48 +2,62 @@
 
 import pytest
 
-from sglang_agentcache.scheduling.overcommit import IDLE, LEAST, START, TARGET_WASTE, Load, Overcommit
+from sglang_agentcache.scheduling.overcommit import (
+    HEADROOM,
+    IDLE,
+    LEAST,
+    START,
+    TARGET_WASTE,
+    Load,
+    Overcommit,
+)
 
 
-def after(
-    rounds: int, waste: float, idle: float = 0.0, footprint: float = 3.0, *, held: bool = True
-) -> float:
+def after(rounds: int, waste: float, idle: float = 0.0, footprint: float = 1.5) -> float:
     limit = Overcommit()
     for _ in range(rounds):
-        limit.update(waste, idle, footprint, held=held)
+        limit.update(waste, idle, min(footprint, limit.limit))
     return limit.limit
 
 
-def test_it_grows_while_little_is_wasted_and_somebody_waits():
+def test_it_grows_while_little_is_wasted_but_not_far_beyond_what_is_inside():
     assert START < after(1, 0.0) < after(5, 0.0)
-    assert after(5, 0.0, held=False) == START
+    assert after(100, 0.0) == pytest.approx(HEADROOM * 1.5)
+    assert after(100, 0.0, footprint=0.1) == START
     assert after(1, TARGET_WASTE) == pytest.approx(START)
 
 
 def test_it_shrinks_in_proportion_and_not_below_the_least():
     assert START > after(1, 1.5 * TARGET_WASTE) > after(1, 2 * TARGET_WASTE) > LEAST
     assert after(100, 1.0) == LEAST
-    # What exceeds the footprint has no effect, so shrinking begins there.
-    assert after(1, 1.0, footprint=1.1) < 1.1
 
 
-def test_a_machine_with_time_to_spare_opens_at_once():
+def test_it_does_not_shrink_while_more_is_inside_than_it_allows():
+    limit = Overcommit()
+    limit.update(1.0, 0.0, 2 * START)
+    assert limit.limit == START
+    limit.update(1.0, 0.0, 1.1)
+    assert limit.limit < 1.1
+
+
+def test_a_machine_with_time_to_spare_opens():
     limit = Overcommit()
     for _ in range(100):
-        limit.update(1.0, 0.0, 3.0, held=True)
-    limit.update(1.0, IDLE, 0.1, held=False)
-    assert limit.limit == 1.0
-    limit.update(1.0, IDLE, 0.1, held=True)
-    assert limit.limit > 1.2
+        limit.update(1.0, 0.0, LEAST)
+    limit.update(1.0, IDLE, 0.1)
+    assert limit.limit > 1.2 * LEAST
+    before = limit.limit
+    limit.starved()
+    assert limit.limit > before
 
 
 @pytest.mark.parametrize("best", [0.8, 1.2, 2.5])
 def test_it_settles_where_the_waste_meets_the_target(best):
-    """A machine that wastes nothing up to half of ``best`` and all of its time far beyond it."""
+    """A machine of which re-prefill takes more time, the more is inside."""
     limit = Overcommit()
     for _ in range(300):
         waste = max(0.0, min(1.0, TARGET_WASTE + (limit.limit - best) * 0.5))
-        limit.update(waste, 0.0, limit.limit, held=True)
+        limit.update(waste, 0.0, limit.limit)
     assert limit.limit == pytest.approx(best, rel=0.05)
 
 
