@@ -9,6 +9,7 @@ later; one other per step is matched again in turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -36,7 +37,7 @@ MATCHES = 32
 """Matches per step, at most."""
 FRESH_PASSES = 8
 """A match is not repeated before so many steps have passed."""
-MAX_DEFERRED = 64
+MAX_DEFERRED = 32
 """Requests per step that may be put behind one with the same cold prefix."""
 
 
@@ -98,7 +99,8 @@ class PrefixAwarePolicy(SchedulePolicy):
         )
         self._patience, self._batch_tokens = patience, batch_tokens
         self._order: Order[Req] = Order()
-        self._arrivals = self._pass = self._cursor = self._unmatched = self._now = 0
+        self._arrivals = self._pass = self._cursor = self._now = 0
+        self._unmatched = False
         self._deferred: list[Req] = []
         self._walks_device_only = (
             isinstance(tree_cache, UnifiedRadixCache)
@@ -120,11 +122,15 @@ class PrefixAwarePolicy(SchedulePolicy):
             return
         self._pass += 1
         self._now = processed_tokens
-        for req in self._order.follow(waiting_queue):
+        new = self._order.follow(waiting_queue)
+        for req in new:
             self._enter(req)
         if len(waiting_queue) > 1:
-            self._refresh()
+            self._refresh(new)
             waiting_queue[:] = self._order.items
+        else:
+            # Nothing to order. If others come before it is served, it is matched then.
+            self._unmatched = True
         self._touch_waiting_prefixes(self.policy, waiting_queue)
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Req]) -> bool:
@@ -175,13 +181,12 @@ class PrefixAwarePolicy(SchedulePolicy):
             self._arrivals += 1
             place = Place(req, self._arrivals, priority, self._patience)
             req.agentcache_place = place
-            self._unmatched += 1
         self._order.add(req, place.key)
 
-    def _refresh(self) -> None:
+    def _refresh(self, new: Sequence[Req]) -> None:
         queue = self._order
         budget = self._restore(MATCHES)
-        budget = self._match_new(budget)
+        budget = self._match_new(queue.items if self._unmatched else new, budget)
         self._cursor = (self._cursor + 1) % len(queue.items)
         if _place(queue.items[self._cursor]).matched < self._pass:
             self._rematch(self._cursor)
@@ -204,17 +209,15 @@ class PrefixAwarePolicy(SchedulePolicy):
         self._deferred = []
         return budget
 
-    def _match_new(self, budget: int) -> int:
-        if self._unmatched:
-            positions = [i for i, req in enumerate(self._order.items) if not _place(req).matched]
-            self._unmatched = max(0, len(positions) - budget)
-            new = [self._order.items[i] for i in positions[:budget]]
-            for req in new:
-                position = self._order.find(req, _place(req).key)
-                assert position is not None
-                self._rematch(position)
-            budget -= len(new)
-        return budget
+    def _match_new(self, among: Sequence[Req], budget: int) -> int:
+        """Match those never matched yet, as far as the budget goes."""
+        new = [req for req in among if not _place(req).matched]
+        for req in new[:budget]:
+            position = self._order.find(req, _place(req).key)
+            assert position is not None
+            self._rematch(position)
+        self._unmatched = len(new) > budget
+        return max(0, budget - len(new))
 
     def _settle_head(self, budget: int) -> None:
         """Match again what this batch would take, and let duplicates of a cold prefix wait for the first.

@@ -107,6 +107,36 @@ def test_an_unknown_policy_is_refused_with_ours_among_the_choices(
     assert "'rr'" in result["stderr"].splitlines()[-1]
 
 
+@pytest.mark.parametrize("cache", [(), RR], ids=["SGLang's cache", "ours"])
+@pytest.mark.parametrize("policy", ["prefix-aware", "prefix-aware-greedy"])
+def test_schedule_policies_that_do_not_fit(
+    launch: Callable[..., dict[str, Any]], policy: str, cache: tuple[str, ...]
+) -> None:
+    order = (*cache, "--schedule-policy", policy)
+    # SGLang allows priority scheduling with these policies, or it would have complained first.
+    refused = launch(*order, "--disable-radix-cache", "--enable-priority-scheduling")
+    assert_refused(refused, f"--schedule-policy {policy}", "--disable-radix-cache")
+    assert_refused(launch(*order, "--agentcache-patience", "-1"), "--agentcache-patience", "'-1'")
+    if not cache:
+        patience = {"SGLANG_AGENTCACHE_PATIENCE": "long"}
+        result = launch(*order, environment=patience, entry="launcher")
+        assert_refused(result, "SGLANG_AGENTCACHE_PATIENCE", "'long'")
+
+
+def test_priority_scheduling_still_refuses_sglangs_other_policies(
+    launch: Callable[..., dict[str, Any]],
+) -> None:
+    result = launch("--schedule-policy", "lpm", "--enable-priority-scheduling")
+    assert result["code"] == 1
+    assert "schedule_policy must be 'fcfs' or 'lof'" in result["stderr"]
+
+
+def test_help_and_an_unknown_schedule_policy_name_ours(launch: Callable[..., dict[str, Any]]) -> None:
+    result = launch("--schedule-policy", "prefix")
+    assert result["code"] == 2
+    assert "'prefix-aware', 'prefix-aware-greedy'" in result["stderr"].splitlines()[-1]
+
+
 def test_another_sglang(launch: Callable[..., dict[str, Any]]) -> None:
     assert_refused(launch(*RR, sglang_version="0.5.22"), "sglang 0.5.22", "0.5.23")
 
