@@ -93,6 +93,7 @@ def two_ranks(policy: str) -> Config:
         (
             *("--radix-eviction-policy", policy, "--radix-eviction-policy-config", '{"chunk_tokens": 16}'),
             *("--tp", "2", "--tool-call-parser", "qwen"),
+            *("--schedule-policy", "prefix-aware", "--agentcache-admission", "auto"),
         ),
         pool_tokens=4_096,
         ranks=2,

@@ -191,15 +191,18 @@ def wait_until(reached: Any, agents: Agents, timeout_s: float) -> None:
         time.sleep(0.5)
 
 
-def wait_for_other_victims(records: Records, agents: Agents, timeout_s: float) -> Decision | None:
-    """Wait until the ranks have cut differently; the server may fail over it.
+def diverged(server: Running, records: Records, agents: Agents, timeout_s: float) -> bool:
+    """Wait until the ranks differ: in what they cut, or by the word of SGLang's checker, which stops the server.
 
     Returns:
-        where; None if the time ran out.
+        whether they did before the time ran out.
     """
+
+    def differ() -> bool:
+        found = records.first_difference("cut", whole=False) is not None
+        return found or "Found rank divergence" in server.log_text()
+
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if agents.failure is not None or records.first_difference("cut", whole=False) is not None:
-            break
+    while time.monotonic() < deadline and agents.failure is None and not differ():
         time.sleep(0.5)
-    return records.first_difference("cut", whole=False)
+    return differ()

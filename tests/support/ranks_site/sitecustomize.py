@@ -16,17 +16,17 @@ RANK = "AGENTCACHE_TEST_RANK"
 HASH_SEEDS = {0: "0", 1: "4242"}
 CLOCKS = ("time", "monotonic", "perf_counter")
 
-jumping = False
+jumping_since: float | None = None
 """Set by the first eviction: until then PyTorch compiles, and takes a compiler for broken if the clock jumps."""
 
 
 def wrong_by(rank: int, seconds: float) -> float:
     """How much the clocks of a rank are ahead, so many seconds after the machine was started."""
-    jump = int(seconds)
+    jump = int(seconds - jumping_since) if jumping_since is not None else 0
     if rank == 0:
         # The leader's only jump: back by 70 s, then on by 150 s, so that its time does go on.
-        return (40.0 * jump - 110.0 * (jump % 2)) * jumping
-    return 731.0 + 0.5 * seconds + 120.0 * (jump * 2 % 7 - 3) * jumping
+        return 40.0 * jump - 110.0 * (jump % 2)
+    return 731.0 + 0.5 * seconds + 120.0 * ((2 * jump + 3) % 7 - 3)
 
 
 def skew_clocks(rank: int) -> None:

@@ -104,6 +104,7 @@ def shuffle_side_messages(chance: random.Random) -> None:
 
 def write_down_decisions(rank: int, folder: Path) -> None:
     from sglang_agentcache.cache.radix_cache import AgentRadixCache
+    from sglang_agentcache.scheduling.admission import Door
     from sglang_agentcache.scheduling.waits import Waits
 
     decisions = (folder / f"rank{rank}.decisions").open("w", buffering=1)
@@ -112,10 +113,11 @@ def write_down_decisions(rank: int, folder: Path) -> None:
 
     evict, cut, left = AgentRadixCache._evict_idle, AgentRadixCache._cut, AgentRadixCache._left_device
     complete = AgentRadixCache.complete
-    returned, reload = Waits.returned, Waits.reload
+    returned, reload, enter = Waits.returned, Waits.reload, Door._note_entry
 
     def evict_(cache: Any, enough: Any, tracker: Any) -> None:
-        sitecustomize.jumping = True
+        if sitecustomize.jumping_since is None:
+            sitecustomize.jumping_since = time.true_monotonic()  # type: ignore[attr-defined]
         decisions.write(f"evict at {cache.clock.now()}\n")
         evict(cache, enough, tracker)
 
@@ -147,9 +149,13 @@ def write_down_decisions(rank: int, folder: Path) -> None:
         decisions.write(f"reload {artefact}\n")
         return artefact
 
+    def enter_(door: Any, reason: str, waited_s: float) -> None:
+        decisions.write(f"enter {reason} {waited_s}\n")
+        enter(door, reason, waited_s)
+
     AgentRadixCache._evict_idle, AgentRadixCache._cut, AgentRadixCache._left_device = evict_, cut_, left_
     AgentRadixCache.complete = complete_
-    Waits.returned, Waits.reload = returned_, reload_
+    Waits.returned, Waits.reload, Door._note_entry = returned_, reload_, enter_
 
 
 def fail_on_request(switch: Path) -> None:
