@@ -4,9 +4,13 @@ Both replay the same small workloads: SGLang's server on the CPU over HTTP in re
 step times measured on that server. So that other work on the machine disturbs little, the server sleeps
 before each step (SGLang's ``/slow_down``, part of the cost profile), and outputs are shortened. The step times
 on top of the sleep are in proportion as probed, scaled by one factor for all policies so that the mean
-latency is that of the replays. Tokens are not fitted. Compares the uncached tokens per request over all
-seeds, and the order of the policies by P99 TTFT. The first replay is done twice: what the server differs
-from itself is the least difference that means anything.
+latency is that of the replays. Tokens are not fitted.
+
+A closed loop under pressure is chaotic: a step that takes a little longer lets another request be first, and
+from there on other trajectories are cut. So the simulator's figure is the mean over draws of noisy step
+times, and their spread, printed as ``+-``, says how far one replay of a server may be from it by chance.
+``--repeat`` replays the first workload twice on the first policy's server for the same purpose.
+Compared are the uncached tokens per request, and the order of the policies by P99 TTFT.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from eval.policies import POLICIES, STOCK
 from eval.records import RequestRecord
 from eval.replay import replay
 from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
+from eval.sim.agreement import agreements
 from eval.sim.baselines import baseline
 from eval.sim.cost import Coefficients, MeasuredCost
 from eval.sim.scheduler import Settings
@@ -35,44 +40,36 @@ from eval.sim.simulation import Run, Simulation
 from eval.tiny_model import TinyModel, write_tiny_model
 from eval.trace import Trajectory
 
-TOKEN_SCALE = 1 / 16
-CHUNK_TOKENS = 64
+TOKEN_SCALE = 1 / 8
+"""Smaller, and one token more or less is 5 % of the P50."""
+CHUNK_TOKENS = 128
 """1,024 at the same scale."""
+MAX_CONTEXT = 6_000
 TOLERANCE = 0.05
 RAMP_S = 5.0
 SLOWEST = (0.25, 16.0)
 """Range of the factor on probed step times."""
 FIT_STEPS = 7
+DRAWS = 4
+NOISE = 0.1
+"""Standard deviation of the logarithm of a step's time."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """One statistic of uncached tokens per request, measured and simulated."""
+class NoisyCost(MeasuredCost):
+    """Measured step times with seeded noise of mean 1: no two steps of a machine take the same time."""
 
-    statistic: str
-    server: float
-    simulator: float
+    def __init__(self, use: Coefficients, seed: int) -> None:
+        super().__init__(use)
+        self._rng = np.random.default_rng(seed)
 
-    @property
-    def error(self) -> float:
-        """Relative to the server."""
-        return abs(self.simulator - self.server) / max(self.server, 1.0)
+    def prefill(self, extends: Sequence[tuple[int, int]]) -> float:
+        return super().prefill(extends) * float(self._noise(1)[0])
 
+    def decode(self, batch: int, context_tokens: int, steps: int) -> np.ndarray:
+        return super().decode(batch, context_tokens, steps) * self._noise(steps)
 
-def agreements(server: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> list[Agreement]:
-    """P50, P99 and mean. Raises ValueError if the requests are not the same."""
-    keys = [
-        sorted((item.trajectory_id, item.turn, item.prompt_tokens) for item in run)
-        for run in (server, simulated)
-    ]
-    if keys[0] != keys[1]:
-        raise ValueError(f"not the same requests: {len(server)} on the server, {len(simulated)} simulated")
-    ours, theirs = ([item.uncached_tokens for item in run] for run in (simulated, server))
-    return [
-        Agreement("p50", float(np.percentile(theirs, 50)), float(np.percentile(ours, 50))),
-        Agreement("p99", float(np.percentile(theirs, 99)), float(np.percentile(ours, 99))),
-        Agreement("mean", float(np.mean(theirs)), float(np.mean(ours))),
-    ]
+    def _noise(self, count: int) -> np.ndarray:
+        return np.exp(NOISE * self._rng.standard_normal(count) - NOISE**2 / 2)
 
 
 def coefficients(speed: calibrate.Speed, sleep_s: float = 0.0, factor: float = 1.0) -> Coefficients:
@@ -188,7 +185,7 @@ class Validation:
         count = len(self._workloads)
         return Measured(runs[:count], runs[count] if twice else [], speed, settings)
 
-    def simulate(self, name: str, measured: Measured, factor: float) -> list[RequestRecord]:
+    def simulate(self, name: str, measured: Measured, factor: float, draw: int = 0) -> list[RequestRecord]:
         """The same in virtual time, with step times ``factor`` times those probed."""
         label = name if POLICIES[name].config is None else f"{name}:chunk_tokens={CHUNK_TOKENS}"
         run = Run(
@@ -199,22 +196,21 @@ class Validation:
             settings=measured.settings,
             check=True,
         )
-        cost = MeasuredCost(coefficients(measured.speed, self._sleep_s, factor))
+        cost = NoisyCost(coefficients(measured.speed, self._sleep_s, factor), draw)
         return [item for items in self._workloads for item in Simulation(run, items, cost).run().requests]
 
-    def fit(self, measured: dict[str, Measured]) -> tuple[float, dict[str, list[RequestRecord]]]:
-        """The factor at which the mean latency over all policies is the measured one, and the simulations
-        (bisection)."""
+    def fit(self, measured: dict[str, Measured]) -> float:
+        """The factor at which the mean latency over all policies is the measured one (bisection)."""
         target = float(np.mean([mean_latency(found.all) for found in measured.values()]))
         low, high = SLOWEST
         for _ in range(FIT_STEPS):
             factor = (low * high) ** 0.5
-            simulated = {name: self.simulate(name, found, factor) for name, found in measured.items()}
-            if np.mean([mean_latency(requests) for requests in simulated.values()]) < target:
+            latency = [mean_latency(self.simulate(name, found, factor)) for name, found in measured.items()]
+            if np.mean(latency) < target:
                 low = factor
             else:
                 high = factor
-        return factor, simulated
+        return factor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,18 +221,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="DIR")
     add("--policies", default="lru,lru+completion,rr", help=f"out of {', '.join(POLICIES)} (%(default)s)")
     add("--profile", default="swe-bench", choices=list(workload.PROFILES), help="(%(default)s)")
-    add("--seeds", default="0,1", help="of the workloads (%(default)s)")
-    add("--trajectories", type=int, default=48, help="of each workload (%(default)s)")
-    add("--concurrency", type=int, default=20, help="(%(default)s)")
+    add("--seeds", default="0", help="of the workloads (%(default)s)")
+    add("--trajectories", type=int, default=80, help="of each workload (%(default)s)")
+    add("--concurrency", type=int, default=24, help="(%(default)s)")
     add("--pressure", type=float, default=1.25, help="live demand as a multiple of the pool (%(default)s)")
-    add("--gap-scale", type=float, default=0.15, help="(%(default)s)")
-    add("--output-scale", type=float, default=0.2, help="factor on outputs, on top of that on tokens")
-    add("--step-sleep", type=float, default=0.05, help="seconds that the server waits before each step")
+    add("--gap-scale", type=float, default=0.3, help="(%(default)s)")
+    add("--output-scale", type=float, default=0.1, help="factor on outputs, on top of that on tokens")
+    add("--step-sleep", type=float, default=0.03, help="seconds that the server waits before each step")
     add("--port", type=int, help="of the server (default: a free one)")
+    add("--repeat", action="store_true", help="one replay twice, to see what the server differs by itself")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     shrink = scale.Scale(
-        tokens=TOKEN_SCALE, gaps=args.gap_scale, gap_cap_s=30, human_cap_s=30, max_turns=25, max_context=3_000
+        tokens=TOKEN_SCALE,
+        gaps=args.gap_scale,
+        gap_cap_s=30,
+        human_cap_s=30,
+        max_turns=25,
+        max_context=MAX_CONTEXT,
     )
     workloads = []
     for seed in map(int, args.seeds.split(",")):
@@ -249,29 +251,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{demand.describe()}\npool {pool:,} tokens", file=sys.stderr)
     validation = Validation(args.out, workloads, args.concurrency, pool, args.step_sleep, args.port)
     names = args.policies.split(",")
-    measured = {name: validation.measure(name, twice=name == names[0]) for name in names}
-    factor, simulated = validation.fit(measured)
+    measured = {name: validation.measure(name, args.repeat and name == names[0]) for name in names}
+    factor = validation.fit(measured)
+    simulated = {
+        name: [validation.simulate(name, found, factor, draw) for draw in range(DRAWS)]
+        for name, found in measured.items()
+    }
     return _report(args.out, measured, simulated, factor)
 
 
 def _report(
-    out: Path, measured: dict[str, Measured], simulated: dict[str, list[RequestRecord]], factor: float
+    out: Path, measured: dict[str, Measured], simulated: dict[str, list[list[RequestRecord]]], factor: float
 ) -> int:
     report: dict[str, Any] = {"factor": factor, "policies": {}}
     good = True
     for name, found in measured.items():
         if found.again:
-            itself = agreements(found.requests[0], found.again)
+            itself = agreements(found.requests[0], [found.again])
             report["repeat"] = {"policy": name, "uncached": [asdict(item) for item in itself]}
             for item in itself:
-                values = f"{item.server:8.1f} {item.simulator:8.1f} {item.error:7.2%}"
-                print(f"{name:16s} uncached {item.statistic:5s} {values}  (server twice, first workload)")
+                print(f"{item.line(name)}  (the server twice)")
         compared = agreements(found.all, simulated[name])
-        ttft = {"server": p99_ttft(found.all), "simulator": p99_ttft(simulated[name])}
+        ttft = {
+            "server": p99_ttft(found.all),
+            "simulator": float(np.mean([p99_ttft(requests) for requests in simulated[name]])),
+        }
         for item in compared:
             good &= item.error <= TOLERANCE
-            values = f"{item.server:8.1f} {item.simulator:8.1f} {item.error:7.2%}"
-            print(f"{name:16s} uncached {item.statistic:5s} {values}")
+            print(item.line(name))
         print(f"{name:16s} P99 TTFT s     {ttft['server']:8.3f} {ttft['simulator']:8.3f}")
         report["policies"][name] = {
             "uncached": [asdict(item) for item in compared],

@@ -1,4 +1,4 @@
-"""What the validation compares."""
+"""The validation's step times and workload."""
 
 from itertools import pairwise
 
@@ -6,28 +6,16 @@ import pytest
 
 from eval import workload
 from eval.calibrate import Speed
-from eval.records import RequestRecord
-from eval.sim.cost import MeasuredCost
-from eval.sim.validate import agreements, coefficients, shorten_outputs
+from eval.sim.cost import Coefficients, MeasuredCost
+from eval.sim.validate import NoisyCost, coefficients, shorten_outputs
 
 
-def record(turn: int, cached: int) -> RequestRecord:
-    return RequestRecord(
-        trajectory_id="t", source="test", turn=turn, kind="tool", tool_name=None, sent_s=0.0, gap_s=0.0,
-        prompt_tokens=100, history_tokens=0, cached_tokens=cached,
-    )  # fmt: skip
-
-
-def test_errors_are_relative_to_the_server():
-    found = agreements([record(0, 0), record(1, 60)], [record(1, 50), record(0, 0)])
-    assert [item.statistic for item in found] == ["p50", "p99", "mean"]
-    assert (found[2].server, found[2].simulator) == (70.0, 75.0)
-    assert found[2].error == pytest.approx(5 / 70)
-
-
-def test_other_requests_cannot_be_compared():
-    with pytest.raises(ValueError, match="not the same requests"):
-        agreements([record(0, 0)], [record(1, 0)])
+def test_noise_is_seeded_and_leaves_the_mean():
+    use = Coefficients(prefill_step_s=0.0, prefill_token_s=0.0, decode_step_s=1.0)
+    first, again, other = (NoisyCost(use, seed).decode(1, 0, 10_000) for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).all()
+    assert first.mean() == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_probe_gives_step_times_that_add_up_to_what_it_measured():
