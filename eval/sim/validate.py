@@ -47,9 +47,9 @@ CHUNK_TOKENS = 128
 MAX_CONTEXT = 6_000
 TOLERANCE = 0.05
 RAMP_S = 5.0
-SLOWEST = (0.25, 16.0)
+SLOWEST = (0.5, 16.0)
 """Range of the factor on probed step times."""
-FIT_STEPS = 7
+FIT_STEPS = 6
 DRAWS = 4
 NOISE = 0.1
 """Standard deviation of the logarithm of a step's time."""
@@ -222,8 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--policies", default="lru,lru+completion,rr", help=f"out of {', '.join(POLICIES)} (%(default)s)")
     add("--profile", default="swe-bench", choices=list(workload.PROFILES), help="(%(default)s)")
     add("--seeds", default="0", help="of the workloads (%(default)s)")
-    add("--trajectories", type=int, default=80, help="of each workload (%(default)s)")
-    add("--concurrency", type=int, default=24, help="(%(default)s)")
+    add("--trajectories", type=int, default=110, help="of each workload (%(default)s)")
+    add("--concurrency", type=int, default=36, help="(%(default)s)")
     add("--pressure", type=float, default=1.25, help="live demand as a multiple of the pool (%(default)s)")
     add("--gap-scale", type=float, default=0.3, help="(%(default)s)")
     add("--output-scale", type=float, default=0.1, help="factor on outputs, on top of that on tokens")
@@ -243,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     workloads = []
     for seed in map(int, args.seeds.split(",")):
         generated = workload.generate(args.profile, args.trajectories, seed)
-        workloads.append(
-            list(scale.apply((shorten_outputs(item, args.output_scale) for item in generated), shrink))
-        )
+        shorter = (shorten_outputs(item, args.output_scale) for item in generated)
+        items = list(scale.apply(shorter, shrink))
+        workloads.append(scale.longest_waiting_first(items, args.concurrency // 2))
     demand = scale.expected_demand([item for items in workloads for item in items], args.concurrency)
     pool = max(demand.pool_for(args.pressure), demand.peak + 256)
     print(f"{demand.describe()}\npool {pool:,} tokens", file=sys.stderr)
