@@ -51,10 +51,11 @@ seeds = st.integers(0, 2**16)
 class Watch:
     """Stands between the cache and its policy: checks each victim when it is named and when it was cut."""
 
-    def __init__(self, policy: RankedPolicy, chunk: int, page_size: int, table: Any) -> None:
-        self.policy, self.chunk, self.page_size, self.table = policy, chunk, page_size, table
+    def __init__(self, policy: RankedPolicy, chunk: int, page_size: int, cache: Any) -> None:
+        self.policy, self.chunk, self.page_size, self.cache = policy, chunk, page_size, cache
         self.victims = 0
         self._resident: dict[int, int] = {}
+        self._size = 0
         for name in ("victim", "visited"):
             setattr(self, f"_{name}", getattr(policy, name))
             setattr(policy, name, getattr(self, name))
@@ -69,7 +70,7 @@ class Watch:
         if self.policy.rebuild_interval == 1:
             assert found is self.cheapest(joined, now)
         self.victims += 1
-        self._resident = self.resident()
+        self._resident, self._size = self.resident(), self.cache.total_size()[0]
         return found
 
     def cheapest(self, joined: list[Any], now: float) -> Any:
@@ -85,18 +86,18 @@ class Watch:
     def visited(self, victim: Trajectory, now: float) -> None:
         after = self.resident()
         lost = {serial: count - after[serial] for serial, count in self._resident.items() if serial in after}
-        cut = lost.pop(victim.serial)
+        del lost[victim.serial]
         assert not any(lost.values()), "a cut took what others share"
-        assert cut > 0
-        if self.chunk:
-            # The history shrinks on page boundaries, and each chunk is whole pages.
-            assert cut <= max(self.chunk, self.page_size)
+        # Of the tree: branches of one trajectory may share what is cut.
+        cut = self._size - self.cache.total_size()[0]
+        assert cut > 0 and cut % self.page_size == 0
+        assert not self.chunk or cut <= self.chunk
         self._visited(victim, now)  # type: ignore[attr-defined]
 
     def resident(self) -> dict[int, int]:
         return {
             item.serial: sum(branch.resident_tokens for branch in item.branches)
-            for item in self.table._by_key.values()
+            for item in self.cache.table._by_key.values()
         }
 
 
@@ -119,7 +120,7 @@ class RankedMachine(RuleBasedStateMachine):
         self.server = Server(self.core, page_size, CAPACITY_PAGES * page_size, config, clock=clock)
         policy: EvictionPolicy | None = self.server.cache.policy
         assert isinstance(policy, RankedPolicy)
-        self.watch = Watch(policy, chunk * page_size, page_size, self.server.cache.table)
+        self.watch = Watch(policy, chunk * page_size, page_size, self.server.cache)
         self.running: list[Req] = []
         self.queued: list[Req] = []
         self.histories: dict[str, list[int]] = {}
