@@ -162,6 +162,8 @@ def plan(args: argparse.Namespace) -> Sweep:
     for name in admissions:
         if name not in ADMISSIONS:
             raise ValueError(f"--admission: allowed are {', '.join(ADMISSIONS)}; got {name!r}")
+    if args.decode_workers and admissions != ["off"]:
+        raise ValueError("--admission auto: not with --decode-workers, where servers have no door")
     for policy in policies:
         if policy.stock and admissions != ["off"]:
             raise ValueError(f"--admission auto: needs this package's cache, which {policy.label} is without")

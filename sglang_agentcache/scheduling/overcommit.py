@@ -11,7 +11,7 @@ No SGLang import; every input is the same on every rank.
 
 from __future__ import annotations
 
-TARGET_WASTE = 0.10
+TARGET_WASTE = 0.15
 """Share of the time that may go into re-prefill."""
 GAIN = 0.06
 """Growth of the limit in a round without any; twice the target shrinks it as much."""
