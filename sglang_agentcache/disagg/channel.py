@@ -180,9 +180,12 @@ class Outlet:
         try:
             response = self._session.post(self.url + PATH, data=json.dumps(body), timeout=TIMEOUT_S)
             problem = "" if response.ok else f"HTTP {response.status_code}: {response.text[:200]}"
-            passing = response.status_code >= 500
+            again, answered = response.status_code >= 500, True
+        except requests.ReadTimeout as error:
+            # It has probably arrived, at a server that is busy already.
+            problem, again, answered = f"ReadTimeout: {error}", False, False
         except requests.RequestException as error:
-            problem, passing = f"{type(error).__name__}: {error}", True
+            problem, again, answered = f"{type(error).__name__}: {error}", True, False
         if not problem:
             if self._down:
                 logger.info("agentcache: %s is told of ended requests again", self.url)
@@ -196,11 +199,13 @@ class Outlet:
                 problem,
             )
         self._down = True
-        if passing:
+        if again:
             self._put_back(batch)
-        else:
+        elif answered:
             self.refused += len(batch)
-        return not passing
+        else:
+            self.dropped += len(batch)
+        return not again
 
 
 def _host(name: str | None) -> str | None:

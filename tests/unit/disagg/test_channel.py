@@ -27,6 +27,7 @@ class Prefill:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.status = 200
+        self.delay_s = 0.0
         self.batches: list[list[Ended]] = []
         self.headers: list[dict[str, str]] = []
         self.server: ThreadingHTTPServer | None = None
@@ -45,6 +46,7 @@ class Prefill:
                 if outer.status == 200:
                     outer.batches.append(parse_batch(json.loads(body)))
                     outer.headers.append(dict(self.headers))
+                time.sleep(outer.delay_s)
                 self.send_response(outer.status)
                 self.end_headers()
 
@@ -163,6 +165,21 @@ def test_a_refusal_is_not_repeated(prefill: Prefill, made: Callable[..., Channel
     time.sleep(0.3)
     prefill.status = 200
     until(lambda: prefill.rooms == [3])
+
+
+def test_what_has_probably_arrived_is_not_sent_again(
+    prefill: Prefill, made: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    prefill.delay_s = 1.0
+    channel = made(prefill.url)
+    say(channel, 1)
+    until(lambda: channel.state()[0]["dropped"] == 1)
+    assert not channel.state()[0]["up"]
+    prefill.delay_s = 0.0
+    say(channel, 2)
+    until(lambda: channel.state()[0]["up"])
+    assert prefill.rooms == [1, 2]
 
 
 def test_the_prefill_worker_of_the_request_is_told(prefill: Prefill, made: Callable[..., Channel]) -> None:
