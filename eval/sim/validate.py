@@ -50,6 +50,7 @@ RAMP_S = 5.0
 SLOWEST = (0.5, 16.0)
 """Range of the factor on probed step times."""
 FIT_STEPS = 6
+START_TIMEOUT_S = 600.0
 DRAWS = 4
 NOISE = 0.1
 """Standard deviation of the logarithm of a step's time."""
@@ -165,7 +166,7 @@ class Validation:
         ]
         log = self._out / f"{name}.log"
         with Server(policy.module, arguments, log, self._port, environment) as server:
-            server.wait_healthy()
+            server.wait_healthy(START_TIMEOUT_S)
             speed = calibrate.probe(server.url, 1_000, 0)
             slow_down(server.url, self._sleep_s)
             config = ReplayConfig(
