@@ -45,9 +45,13 @@ def test_a_trajectory_that_moves_between_prefill_workers_leaves_no_leak(
     )
     with running(cluster):
         client = PdClient(cluster)
+        workers = [Client(server.url) for server in cluster.prefills]
+        for worker in workers:
+            # Of the requests that each server warms up with.
+            worker.settled()
+            worker.flush()
         for number in range(6):
             conversation(client, rng, f"agent-{number}", 6)
-        workers = [Client(server.url) for server in cluster.prefills]
         for worker in workers:
             assert worker.settled()["counters"]["requests_by_source.hint"] > 0
         # The worker that did not see the last request is told by nobody but the client.
