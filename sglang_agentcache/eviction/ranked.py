@@ -3,6 +3,9 @@
 Shared by the policies that predict. The numbers of all joined trajectories are computed together (vectorised)
 at most once in `rebuild_interval` evictions, CacheWise's section 5.3; in between, only trajectories that join
 or lose a chunk are looked at again. So an eviction's own cost does not grow with the number of trajectories.
+
+A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when a
+victim is asked for. One that is back before the next eviction never needs a rank.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from sglang_agentcache.predictor.duration import ESTIMATORS, DurationPredictor, 
 from sglang_agentcache.predictor.history import SessionHistory
 from sglang_agentcache.predictor.store import load, load_default
 from sglang_agentcache.predictor.synthetic import fit_generated
-from sglang_agentcache.predictor.tool_calls import ToolCall
+from sglang_agentcache.predictor.tool_calls import ToolCall, Wait, as_wait
 
 from .base import EvictionPolicy, IdleTrajectory
+from .lessons import BATCH, Lesson, Lessons, prepare_each
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +44,17 @@ GENERATED_WAITS = 5_000
 class Memo:
     """What a predicting policy keeps of one trajectory for as long as it lives."""
 
-    __slots__ = ("expected_s", "history", "version", "wait")
+    __slots__ = ("expected_s", "history", "version", "wait", "waits_for")
 
     def __init__(self) -> None:
         self.history = SessionHistory()
+        self.waits_for: Wait | None = None
+        """None: it has taught what it can."""
         self.wait: PreparedWait | None = None
+        """None until an order has needed it, or if it could not be prepared."""
         self.expected_s: float | None = None
         self.version = 0
+        """An entry of the heap with an older one is void."""
 
 
 class RankedPolicy(EvictionPolicy):
@@ -81,6 +89,10 @@ class RankedPolicy(EvictionPolicy):
                 )
         self._estimator, self._artefact = estimator, predictor
         self._joined: dict[int, IdleTrajectory] = {}
+        # In the order they came: those to be prepared, and those (and more) to be ranked, before a victim is named.
+        self._unprepared: dict[int, IdleTrajectory] = {}
+        self._unranked: dict[int, IdleTrajectory] = {}
+        self._lessons = Lessons(self._predictor_failed)
         self._heap: list[tuple[float, int, int]] = []
         self._evictions = 0
         self._heard_at = 0.0
@@ -100,20 +112,19 @@ class RankedPolicy(EvictionPolicy):
         hints = trajectory.hints
         calls = getattr(hints, "tool_calls", None)
         # None: nothing is known of the wait, so the prior of all tools; (): a person is waited for.
-        waits_for: object = ToolCall("") if calls is None else (tuple(calls) or None)
-        try:
-            memo.wait = self.predictor.prepare(waits_for, memo.history)
-        except Exception:
-            memo.wait = None
-            self._predictor_failed()
+        memo.waits_for = as_wait(ToolCall("") if calls is None else (tuple(calls) or None))
+        memo.wait = None
         memo.expected_s = getattr(hints, "expected_idle_s", None)
         basis = "prior" if calls is None else "tool_call" if calls else "person"
         self.forecasts["client" if memo.expected_s is not None else basis] += 1
-        self._joined[trajectory.serial] = trajectory
-        self._rank([trajectory], now)
+        self._joined[trajectory.serial] = self._unprepared[trajectory.serial] = trajectory
+        self._rank_later(trajectory, now)
+        if len(self._unprepared) >= BATCH:
+            self._prepare()
 
     def leave(self, trajectory: IdleTrajectory) -> None:
-        self._joined.pop(trajectory.serial, None)
+        for known in (self._joined, self._unprepared, self._unranked):
+            known.pop(trajectory.serial, None)
         if trajectory.closing:
             # It will not come back from this wait: the wait lasted at least until the last time we heard of.
             self._learn(trajectory, max(0.0, self._heard_at - trajectory.idle_since), censored=True)
@@ -123,6 +134,8 @@ class RankedPolicy(EvictionPolicy):
             self.join(trajectory, now)
 
     def victim(self, now: float) -> IdleTrajectory | None:
+        if self._unranked:
+            self._rank_noted(now)
         while self._heap:
             _, serial, version = self._heap[0]
             trajectory = self._joined.get(serial)
@@ -133,11 +146,16 @@ class RankedPolicy(EvictionPolicy):
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
         if trajectory.serial in self._joined:
-            self._rank([trajectory], now)
+            self._rank_later(trajectory, now)
 
     def begin_eviction(self, now: float) -> None:
+        self._heard_at = now
+        self._prepare()
         if self._evictions % self.rebuild_interval == 0:
+            self._unranked.clear()
             self.rebuild(list(self._joined.values()), now)
+        else:
+            self._rank_noted(now)
         self._evictions += 1
 
     def rebuild(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
@@ -162,13 +180,35 @@ class RankedPolicy(EvictionPolicy):
     def _learn(self, trajectory: IdleTrajectory, idle_s: float, censored: bool = False) -> None:
         """Each wait teaches once."""
         memo = _memo(trajectory)
-        wait, memo.wait = memo.wait, None
-        if wait is None:
-            return
-        try:
-            self.predictor.observe(wait, idle_s, history=memo.history, censored=censored)
-        except Exception:
-            self._predictor_failed()
+        waits_for, wait = memo.waits_for, memo.wait
+        memo.waits_for = memo.wait = None
+        if waits_for is not None:
+            self._lessons.note(Lesson(waits_for, wait, memo.history, idle_s, censored), self.predictor)
+
+    def _prepare(self) -> None:
+        """Look at those that are new, each with its own last wait learned."""
+        self._lessons.learn(self.predictor)
+        memos = [_memo(trajectory) for trajectory in self._unprepared.values()]
+        self._unprepared.clear()
+        pending = [(memo, memo.waits_for) for memo in memos if memo.waits_for is not None]
+        waits, histories = [wait for _, wait in pending], [memo.history for memo, _ in pending]
+        found = prepare_each(self.predictor, waits, histories, self._predictor_failed)
+        for (memo, _), prepared in zip(pending, found, strict=True):
+            memo.wait = prepared
+            if prepared is None:
+                memo.waits_for = None
+
+    def _rank_later(self, trajectory: IdleTrajectory, now: float) -> None:
+        self._heard_at = now
+        _memo(trajectory).version += 1
+        self._unranked[trajectory.serial] = trajectory
+
+    def _rank_noted(self, now: float) -> None:
+        if self._unprepared:
+            self._prepare()
+        trajectories = list(self._unranked.values())
+        self._unranked.clear()
+        self._rank(trajectories, now)
 
     def _predictor_failed(self, trajectories: int = 1) -> None:
         """A wrong prediction may change the order, never stop the server. Call it while handling the exception."""
@@ -178,7 +218,6 @@ class RankedPolicy(EvictionPolicy):
         self.forecasts["failed"] += trajectories
 
     def _rank(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
-        self._heard_at = now
         if not trajectories:
             return
         elapsed_s = np.array([max(0.0, now - trajectory.idle_since) for trajectory in trajectories])
@@ -187,15 +226,15 @@ class RankedPolicy(EvictionPolicy):
         except Exception:
             self._predictor_failed(len(trajectories))
             scores = -elapsed_s
-        for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
-            memo = _memo(trajectory)
-            memo.version += 1
-            entry = (score if math.isfinite(score) else 0.0, trajectory.serial, memo.version)
-            if len(trajectories) == 1:
+        entries = [
+            (score if math.isfinite(score) else 0.0, trajectory.serial, _memo(trajectory).version)
+            for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True)
+        ]
+        if self._heap:
+            for entry in entries:
                 heapq.heappush(self._heap, entry)
-            else:
-                self._heap.append(entry)
-        if len(trajectories) > 1:
+        else:
+            self._heap = entries
             heapq.heapify(self._heap)
 
 

@@ -188,6 +188,10 @@ class CachewiseEstimator:
             found, key=lambda one: float(one.chain[0].mean_left(np.zeros(1))[0]) if len(one.chain[0]) else 0.0
         )
 
+    def prepare_many(self, waits: Sequence[Wait], histories: Sequence[object]) -> list[CachewiseWait]:
+        """`prepare`, one by one: what is shared between them is already cached."""
+        return [self.prepare(wait) for wait in waits]
+
     def _chain(self, call: ToolCall) -> CachewiseWait:
         tool = self.tools_.get(call.name)
         if tool is None:

@@ -23,8 +23,9 @@ PreparedWait = StackedWait | CachewiseWait
 class DurationPredictor:
     """Predicts the time left until a trajectory's next request, from its pending tool calls and its own past.
 
-    In a server: `prepare` once when a turn ends (well under 1 ms), `expected_remaining` or `return_rate` for
-    all idle trajectories as often as wanted (vectorised), `observe` when the trajectory returns. ``calls`` is
+    In a server: `prepare` once when a turn ends (well under 1 ms), or `prepare_many` before an order is needed,
+    `expected_remaining` or `return_rate` for all idle trajectories as often as wanted (vectorised), `observe`
+    when the trajectory returns. ``calls`` is
     whatever `as_wait` reads, or a `PreparedWait`; a *list* of those is a batch, a *tuple* of calls is one
     turn of parallel calls, None is a wait for a person. No input raises: what cannot be read gets the prior
     of all tools.
@@ -116,6 +117,12 @@ class DurationPredictor:
             return call
         return self.model_.prepare(as_wait(call), history)
 
+    def prepare_many(
+        self, calls: Sequence[object], histories: Sequence[SessionHistory | None]
+    ) -> Sequence[PreparedWait]:
+        """`prepare` each call with the history beside it, all as they are now: a fraction of the time for many."""
+        return self.model_.prepare_many([as_wait(call) for call in calls], histories)
+
     def observe(
         self,
         prepared: PreparedWait,
@@ -132,7 +139,7 @@ class DurationPredictor:
             history: the trajectory's own history, extended in place.
         """
         # A wait of the estimator that a reload has just replaced carries nothing the new one could use.
-        model, duration = self.model_, float(_clean([duration_s])[0])
+        model, duration = self.model_, _clean_one(duration_s)
         if isinstance(model, StackedEstimator):
             if isinstance(prepared, StackedWait):
                 model.observe(prepared, duration, censored, history)
@@ -214,6 +221,10 @@ def _rows(waits: Sequence[PreparedWait]) -> np.ndarray:
 def _clean(values: Any) -> np.ndarray:
     raw = np.asarray(values, dtype=np.float64)
     return np.clip(np.nan_to_num(raw, nan=0.0, posinf=survival.MAX_DURATION_S), 0.0, survival.MAX_DURATION_S)
+
+
+def _clean_one(value: float) -> float:
+    return min(max(0.0, float(value)), survival.MAX_DURATION_S) if value == value else 0.0
 
 
 def _positive(name: str, value: float | None) -> float | None:

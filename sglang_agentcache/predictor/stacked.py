@@ -132,6 +132,12 @@ class StackedEstimator:
         """Everything about one wait, in well under a millisecond for one call."""
         return self.finish([self.look(wait, history)])[0]
 
+    def prepare_many(
+        self, waits: Sequence[Wait], histories: Sequence[SessionHistory | None]
+    ) -> list[StackedWait]:
+        """`prepare` for many waits, each with its history as it is now."""
+        return self.finish([self.look(wait, history) for wait, history in zip(waits, histories, strict=True)])
+
     def look(self, wait: Wait, history: SessionHistory | None = None) -> Seen:
         """The first half of `prepare`: all that depends on the history as it is now."""
         options = _calls_of(wait)
@@ -168,10 +174,11 @@ class StackedEstimator:
     def observe(
         self, wait: StackedWait, duration_s: float, censored: bool, history: SessionHistory | None
     ) -> None:
-        """Learn that ``wait`` took ``duration_s`` (``censored``: at least that long)."""
-        actual = float(survival.log_seconds(duration_s))
+        """Learn that ``wait`` took ``duration_s``, 0 to `survival.MAX_DURATION_S` (``censored``: at least that)."""
         if censored:
             actual = survival.mean_log_beyond(wait.row, duration_s)
+        else:
+            actual = math.log10(duration_s + survival.OFFSET_S)
         self.tools_.add(wait.call.tool, actual)
         self.programs_.add(wait.call.program, actual)
         self.tool_drift_.add(wait.call.tool, actual - wait.model)
