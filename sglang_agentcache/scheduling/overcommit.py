@@ -20,7 +20,8 @@ IDLE = 0.2
 """A machine that has nothing to do for this share of the time wastes nothing that anybody needs."""
 IDLE_GROWTH = 0.25
 """Growth of the limit in a round with so much time to spare."""
-START = 1.5
+START = 1.1
+"""Before anything is measured: how trajectories grow, which the door learns, is not known either."""
 HEADROOM = 1.5
 """The limit grows to so many times what is inside, at most."""
 LEAST = 0.6

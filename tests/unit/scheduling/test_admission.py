@@ -15,6 +15,8 @@ from sglang_agentcache.trajectory.model import PathNode
 from sglang_agentcache.trajectory.table import TrajectoryTable
 
 POOL = 1_000
+FIRST = int(START * POOL / 300)
+"""Trajectories of 300 tokens that fit at first."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Machine:
 
     def fill(self) -> None:
         """Let in what fits: nothing more of 300 tokens does."""
-        for number in range(int(START * POOL / 300)):
+        for number in range(FIRST):
             req = self.send(f"first{number}", 300)
             assert self.step() == set()
             self.prefill(req)
@@ -82,7 +84,7 @@ def test_who_fits_passes_and_who_does_not_waits(machine):
     # It has been idle for so long that it holds no place.
     machine.seconds += 1
     assert machine.step() == {"later"}
-    assert machine.door.state()["let_in"] == {"room": 6, "idle": 0, "patience": 0}
+    assert machine.door.state()["let_in"] == {"room": FIRST + 1, "idle": 0, "patience": 0}
     assert machine.door.state()["longest_wait_s"] == AWAY_S + 1
 
 
@@ -113,7 +115,7 @@ def test_parallel_requests_of_one_trajectory_enter_together(machine):
     machine.finish("first0")
     machine.seconds += AWAY_S + 1
     assert machine.step() == set()
-    assert machine.door.state()["let_in"]["room"] == 6
+    assert machine.door.state()["let_in"]["room"] == FIRST + 1
 
 
 def test_an_idle_machine_lets_one_in_even_if_it_exceeds_the_pool(machine):
@@ -151,7 +153,7 @@ def test_who_leaves_at_the_door_leaves_nothing(machine):
     machine.table.end("lost", machine.seconds)
     assert machine.step() == set()
     assert machine.door.waiting == 0
-    assert machine.door.state()["let_in"]["room"] == 5
+    assert machine.door.state()["let_in"]["room"] == FIRST
 
 
 def test_what_is_prefilled_again_is_told_from_what_is_new(machine):
