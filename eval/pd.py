@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "SGLANG_HOST_IP": "127.0.0.1",
     # NIXL's transport; it would look for InfiniBand first.
     "UCX_TLS": "tcp,self,sm",
-    # On few cores a prefill server may be too busy to answer a decode server's heartbeat; two misses cut the connection.
+    # On few cores a prefill server may be too busy for heartbeats; two misses cut the connection.
     "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "10",
 }
 DECODE = ("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "cpu_tensor")
