@@ -16,6 +16,9 @@ from sglang_agentcache.predictor.tool_calls import as_wait
 
 ESTIMATORS = ("stacked", "cachewise")
 
+#: So many rows and what is computed of them stay in a core's cache: thousands at once take three times as long.
+_BLOCK = 256
+
 #: A wait, prepared once when its calls are seen.
 PreparedWait = StackedWait | CachewiseWait
 
@@ -197,7 +200,9 @@ class DurationPredictor:
         waits, elapsed_s, single = self._conditions(calls, elapsed)
         delay = _positive("delay_s", delay_s)
         assert delay is not None
-        return _shape(survival.return_index(_rows(waits), elapsed_s, delay), single)
+        blocks = [slice(start, start + _BLOCK) for start in range(0, max(1, len(waits)), _BLOCK)]
+        found = [survival.return_index(_rows(waits[block]), elapsed_s[block], delay) for block in blocks]
+        return _shape(np.concatenate(found), single)
 
     def _waits(self, calls: object) -> tuple[list[PreparedWait], bool]:
         if isinstance(calls, list):
@@ -219,12 +224,12 @@ def _rows(waits: Sequence[PreparedWait]) -> np.ndarray:
 
 
 def _clean(values: Any) -> np.ndarray:
-    raw = np.asarray(values, dtype=np.float64)
-    return np.clip(np.nan_to_num(raw, nan=0.0, posinf=survival.MAX_DURATION_S), 0.0, survival.MAX_DURATION_S)
+    # fmax and fmin take the number where the other is NaN.
+    return np.fmin(np.fmax(np.asarray(values, dtype=np.float64), 0.0), survival.MAX_DURATION_S)
 
 
 def _clean_one(value: float) -> float:
-    return min(max(0.0, float(value)), survival.MAX_DURATION_S) if value == value else 0.0
+    return 0.0 if math.isnan(value) else min(max(0.0, float(value)), survival.MAX_DURATION_S)
 
 
 def _positive(name: str, value: float | None) -> float | None:

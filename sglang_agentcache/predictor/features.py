@@ -252,7 +252,7 @@ class _Scan:
             ],
             dtype=np.float64,
         )
-        return np.log10(1.0 + np.clip(raw, 0.0, 1e9))
+        return np.asarray(np.log10(1.0 + np.minimum(np.maximum(raw, 0.0), 1e9)))
 
 
 def _skip_wrappers(parts: list[str]) -> list[str]:

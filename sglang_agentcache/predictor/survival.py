@@ -39,8 +39,8 @@ MIN_LEFT_S = 1e-3
 
 def log_seconds(duration_s: np.ndarray | float) -> np.ndarray:
     """log10(duration + OFFSET_S), clipped to the grid; NaN counts as 0 s."""
-    clean = np.nan_to_num(np.asarray(duration_s, dtype=np.float64), nan=0.0, posinf=MAX_DURATION_S)
-    return np.log10(np.clip(clean, 0.0, MAX_DURATION_S) + OFFSET_S)
+    clean = np.fmin(np.fmax(np.asarray(duration_s, dtype=np.float64), 0.0), MAX_DURATION_S)
+    return np.asarray(np.log10(clean + OFFSET_S))
 
 
 def seconds(log_duration: np.ndarray | float) -> np.ndarray:
@@ -163,8 +163,9 @@ def _mean_discount(width: np.ndarray) -> np.ndarray:
 
 def _condition(rows: np.ndarray, elapsed_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the grid cell that each elapsed time lies in and P(T > elapsed)."""
-    cell = np.clip(np.searchsorted(TIME_GRID, elapsed_s, side="right") - 1, 0, len(TIME_GRID) - 2)
+    # No np.clip: on few rows its overhead is most of the time.
+    cell = np.minimum(np.maximum(TIME_GRID.searchsorted(elapsed_s, side="right") - 1, 0), len(TIME_GRID) - 2)
     pick = np.arange(len(rows))
-    part = np.clip((elapsed_s - TIME_GRID[cell]) / _WIDTHS[cell], 0.0, 1.0)
+    part = np.minimum(np.maximum((elapsed_s - TIME_GRID[cell]) / _WIDTHS[cell], 0.0), 1.0)
     high, low = rows[pick, cell], rows[pick, cell + 1]
     return cell, high - part * (high - low)

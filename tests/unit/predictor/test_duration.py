@@ -39,6 +39,16 @@ def test_batch_equals_one_by_one(predictor):
         assert together == pytest.approx(alone, rel=1e-9)
 
 
+def test_more_than_one_block_of_waits(predictor):
+    waits = [predictor.prepare(call) for call in (QUICK, SLOW, None)] * 200
+    elapsed = np.linspace(0.0, 500.0, len(waits))
+    found = predictor.return_index(waits, elapsed)
+    few = [0, 255, 256, 257, 511, 512, 599]
+    assert found.shape == (600,)
+    assert found[few] == pytest.approx([predictor.return_index(waits[at], elapsed[at]) for at in few])
+    assert predictor.return_index([], []).shape == (0,)
+
+
 def test_prepared_waits_answer_as_calls(predictor):
     prepared = [predictor.prepare(call) for call in (QUICK, SLOW)]
     assert predictor.expected_remaining(prepared, 2.0) == pytest.approx(

@@ -75,3 +75,10 @@ def test_log_seconds_takes_anything():
         [-2, -2, 6, -2], abs=1e-6
     )
     assert survival.seconds(survival.log_seconds(3.0)) == pytest.approx(3.0)
+
+
+def test_no_duration_is_out_of_range():
+    strange = np.array([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e300])
+    end = np.log10(survival.MAX_DURATION_S + survival.OFFSET_S)
+    assert survival.log_seconds(strange) == pytest.approx([-2.0, end, -2.0, -2.0, -2.0, end])
+    assert float(survival.log_seconds(np.nan)) == -2.0
