@@ -154,7 +154,8 @@ class StackedEstimator:
             math.log10(1 + program_seen),
             math.log10(len(options)),
         ]
-        past = (history or SessionHistory()).features(call)
+        # Not `or`: one of which only a person was waited for counts no waits.
+        past = (SessionHistory() if history is None else history).features(call)
         return Seen(call, words, self._drift(call, tool_seen), np.concatenate([known, call.numbers, past]))
 
     def finish(self, seen: Sequence[Seen]) -> list[StackedWait]:

@@ -5,6 +5,7 @@ import pytest
 
 from sglang_agentcache.predictor.duration import DurationPredictor
 from sglang_agentcache.predictor.history import SessionHistory
+from sglang_agentcache.predictor.stacked import COLUMNS
 from sglang_agentcache.predictor.tool_calls import ToolCall, Wait
 
 QUICK = ToolCall("Read", '{"file_path": "src/core/api.go"}')
@@ -119,6 +120,15 @@ def test_history_moves_the_prediction(stacked):
         prepared = stacked.prepare(QUICK, history)
         history.add(prepared.call, 1.0, prepared.words)  # ten seconds each
     assert stacked.predict([stacked.prepare(QUICK, history)])[0] > 5 * plain
+
+
+def test_a_history_of_persons_only_counts(stacked):
+    history = SessionHistory()
+    for _ in range(3):
+        stacked.observe(stacked.prepare(None, history), 4000.0, history=history)
+    seen = stacked.model_.look(Wait(), history).row
+    assert seen[COLUMNS.index("person_last")] == pytest.approx(np.log10(4000.01))
+    assert seen[COLUMNS.index("since_person")] == 0.0
 
 
 def test_learns_new_tools_online():
