@@ -1,0 +1,170 @@
+"""The scheduler's CPU time a step on a real CPU server: stock SGLang against ours.
+
+Every server has a pool full of idle trajectories and a queue of a given length; requests continue idle
+trajectories or start new ones. What is compared is the main thread's time outside the forward pass
+(`eval.step_timer`), averaged over the steps of a run: requests arrive and finish in few of them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval import step_timer
+from eval.policies import OURS, STOCK
+from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
+from eval.tiny_model import TinyModel, write_tiny_model
+
+HISTORY_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 64, 32, 8
+RUNNING = 32
+PREFILL_TOKENS = 512
+FILL_BATCH = 500
+MEASURED_REQUESTS = 400
+"""At least so many requests pass in a measurement."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to start the server."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+
+
+CASES = (
+    Case("stock", STOCK, ("--radix-eviction-policy", "lru")),
+    Case("rr", OURS, ("--radix-eviction-policy", "rr")),
+    Case(
+        "convex, prefix-aware, admission",
+        OURS,
+        (
+            *("--radix-eviction-policy", "convex", "--schedule-policy", "prefix-aware"),
+            *("--agentcache-admission", "auto"),
+        ),
+    ),
+)
+
+
+class Loaded:
+    """A running server and the agents that have been on it."""
+
+    def __init__(self, url: str, steps: Path, seed: int) -> None:
+        self._url, self._steps = url, steps
+        self._random = random.Random(seed)
+        self._histories: list[list[int]] = []
+
+    def fill(self, idle: int) -> None:
+        """So many trajectories, all idle."""
+        while len(self._histories) < idle:
+            count = min(FILL_BATCH, idle - len(self._histories))
+            first = len(self._histories)
+            self._histories += [self._tokens(HISTORY_TOKENS) for _ in range(count)]
+            self._send(range(first, first + count), 1)
+
+    def measure(self, waiting: int) -> list[step_timer.Step]:
+        """The steps planned while about so many requests were waiting."""
+        found: list[step_timer.Step] = []
+        for _ in range(-(-MEASURED_REQUESTS // waiting)):
+            before = self._lines()
+            agents = range(len(self._histories))
+            chosen = self._random.sample(agents, min(2 * waiting, len(agents)))
+            new = range(len(agents), len(agents) + 2 * waiting - len(chosen))
+            self._histories += [[] for _ in new]
+            for agent in (*chosen, *new):
+                self._histories[agent] = self._histories[agent][:HISTORY_TOKENS] + self._tokens(NEW_TOKENS)
+            self._send([*chosen, *new], OUTPUT_TOKENS)
+            steps = list(step_timer.read(self._steps))[before:]
+            found += [step for step in steps if waiting / 2 <= step.waiting <= 1.5 * waiting]
+        return found
+
+    def _lines(self) -> int:
+        return sum(1 for _ in step_timer.read(self._steps)) if self._steps.exists() else 0
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(1, 250) for _ in range(count)]
+
+    def _send(self, agents: Sequence[int], output_tokens: int) -> None:
+        params = {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "input_ids": [self._histories[agent] for agent in agents],
+            "sampling_params": [
+                {**params, "custom_params": {"agentcache": {"trajectory_id": f"t{agent}"}}}
+                for agent in agents
+            ],
+        }
+        request = urllib.request.Request(
+            self._url + "/generate",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as response:
+            response.read()
+
+
+def run(case: Case, model: Path, idle: int, waiting: Sequence[int], folder: Path) -> Iterator[dict[str, Any]]:
+    """Start one server; yields a row for each length of the queue."""
+    environment = step_timer.installed_in(folder) | CPU_ENVIRONMENT
+    if case.module == STOCK:
+        allowed = without_our_plugin()["SGLANG_PLUGINS"].split(",")
+        environment["SGLANG_PLUGINS"] = ",".join([*allowed, step_timer.NAME])
+    arguments = (
+        *("--device", "cpu", "--model-path", str(model), "--load-format", "dummy", "--sleep-on-idle"),
+        *("--max-total-tokens", str(max(idle * (HISTORY_TOKENS + 1), 8192))),
+        *("--max-running-requests", str(RUNNING), "--chunked-prefill-size", str(PREFILL_TOKENS)),
+        *case.arguments,
+    )
+    with Server(case.module, arguments, folder / "server.log", environment=environment) as server:
+        server.wait_healthy()
+        loaded = Loaded(server.url, folder / "steps.jsonl", seed=0)
+        loaded.fill(idle)
+        for queue in waiting:
+            steps = loaded.measure(queue)
+            times = [step.scheduling_s for step in steps]
+            yield {
+                "case": case.name,
+                "idle": idle,
+                "waiting": queue,
+                "steps": len(steps),
+                "mean_us": round(statistics.fmean(times) * 1e6, 1),
+                "median_us": round(statistics.median(times) * 1e6, 1),
+            }
+
+
+def rows(idle: Sequence[int], waiting: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """All cases alternate `rounds` times; each row's `ratio` is its mean by stock's, over all rounds."""
+    found: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        write_tiny_model(model, TinyModel())
+        turns = [(number, count, case) for number in range(rounds) for count in idle for case in CASES]
+        for number, count, case in tqdm(turns, unit="server"):
+            folder = Path(scratch) / f"{number}-{count}-{CASES.index(case)}"
+            folder.mkdir()
+            for row in run(case, model, count, waiting, folder):
+                found.setdefault((case.name, count, row["waiting"]), []).append(row)
+    merged = []
+    for (name, count, queue), parts in found.items():
+        stock = statistics.fmean(part["mean_us"] for part in found[CASES[0].name, count, queue])
+        mean = statistics.fmean(part["mean_us"] for part in parts)
+        merged.append(
+            {
+                "case": name,
+                "idle": count,
+                "waiting": queue,
+                "steps": sum(part["steps"] for part in parts),
+                "mean_us": round(mean, 1),
+                "median_us": round(statistics.median(part["median_us"] for part in parts), 1),
+                "ratio": round(mean / stock, 3),
+            }
+        )
+    return merged
