@@ -52,9 +52,7 @@ async def _probe(url: str, prompt_tokens: int, source: TokenSource) -> Speed:
             return (await client.generate(prompt, tokens, None)).total_s
 
         async def together_s(prompt: list[int], tokens: int) -> float:
-            async with asyncio.TaskGroup() as group:
-                calls = [group.create_task(total_s(prompt, tokens)) for _ in range(BATCH)]
-            return max(call.result() for call in calls)
+            return max(await asyncio.gather(*(total_s(prompt, tokens) for _ in range(BATCH))))
 
         for number in range(PROBES):
             prompt = source.draw(prompt_tokens, "probe", number)
