@@ -32,7 +32,10 @@ OUTPUT_TOKENS = 150
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", choices=("evict", "growth"), help="evict: time; growth: memory over trajectories"
+        "what",
+        choices=("evict", "growth", "schedule"),
+        help="evict: time of an eviction; growth: memory over trajectories; schedule: the scheduler's CPU time a "
+        "step, on real servers (about 15 minutes)",
     )
     parser.add_argument(
         "--idle", default="10,100,1000,10000", help="idle trajectories (default: %(default)s)"
@@ -42,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rounds", type=int, default=30, help="timed evictions per case (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--waiting", default="10,200,2000", help="for schedule: length of the queue (default: %(default)s)"
     )
     parser.add_argument("--trajectories", type=int, default=100_000, help="for growth (default: %(default)s)")
     parser.add_argument(
@@ -218,9 +224,17 @@ def growth_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def schedule_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The scheduler's time a step against stock's, on real servers."""
+    from eval import scheduling_time
+
+    counts, queues = ([int(count) for count in text.split(",")] for text in (args.idle, args.waiting))
+    return scheduling_time.rows(counts, queues)
+
+
 def main(args: argparse.Namespace) -> int:
     prepare_process()
-    rows = evict_rows(args) if args.what == "evict" else growth_rows(args)
+    rows = {"evict": evict_rows, "growth": growth_rows, "schedule": schedule_rows}[args.what](args)
     if args.what == "evict":
         print(
             f"{'idle':>7} {'tokens':>7} {'rr p50 us':>10} {'p99':>8} {'lru p50 us':>11} {'p99':>8} {'rr/lru':>7}"

@@ -140,31 +140,18 @@ def run(case: Case, model: Path, idle: int, waiting: Sequence[int], folder: Path
             }
 
 
-def rows(idle: Sequence[int], waiting: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """All cases alternate `rounds` times; each row's `ratio` is its mean by stock's, over all rounds."""
-    found: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+def rows(idle: Sequence[int], waiting: Sequence[int]) -> list[dict[str, Any]]:
+    """Every case at every number of idle trajectories; each row's `ratio` is its mean by stock's."""
+    found: list[dict[str, Any]] = []
+    stock: dict[tuple[int, int], float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         write_tiny_model(model, TinyModel())
-        turns = [(number, count, case) for number in range(rounds) for count in idle for case in CASES]
-        for number, count, case in tqdm(turns, unit="server"):
-            folder = Path(scratch) / f"{number}-{count}-{CASES.index(case)}"
+        # Case by case at each size: what is compared runs within minutes of each other.
+        for count, case in tqdm([(count, case) for count in idle for case in CASES], unit="server"):
+            folder = Path(scratch) / f"{count}-{CASES.index(case)}"
             folder.mkdir()
             for row in run(case, model, count, waiting, folder):
-                found.setdefault((case.name, count, row["waiting"]), []).append(row)
-    merged = []
-    for (name, count, queue), parts in found.items():
-        stock = statistics.fmean(part["mean_us"] for part in found[CASES[0].name, count, queue])
-        mean = statistics.fmean(part["mean_us"] for part in parts)
-        merged.append(
-            {
-                "case": name,
-                "idle": count,
-                "waiting": queue,
-                "steps": sum(part["steps"] for part in parts),
-                "mean_us": round(mean, 1),
-                "median_us": round(statistics.median(part["median_us"] for part in parts), 1),
-                "ratio": round(mean / stock, 3),
-            }
-        )
-    return merged
+                mean = stock.setdefault((count, row["waiting"]), row["mean_us"])
+                found.append(row | {"ratio": round(row["mean_us"] / mean, 3)})
+    return found
