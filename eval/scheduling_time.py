@@ -24,11 +24,13 @@ from eval.policies import OURS, STOCK
 from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
 from eval.tiny_model import TinyModel, write_tiny_model
 
-HISTORY_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 64, 32, 8
+HISTORY_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 64, 32, 160
+"""Outputs are as long as recorded coding agents' (the median turn has 167 tokens): it decides how many steps pass
+between two requests. The rest is short, for a CPU."""
 RUNNING = 32
 PREFILL_TOKENS = 512
 FILL_BATCH = 500
-MEASURED_REQUESTS = 400
+MEASURED_REQUESTS = 200
 """At least so many requests pass in a measurement."""
 
 
@@ -72,13 +74,14 @@ class Loaded:
             self._send(range(first, first + count), 1)
 
     def measure(self, waiting: int) -> list[step_timer.Step]:
-        """The steps planned while about so many requests were waiting."""
+        """The steps planned while half to one and a half times so many requests were waiting."""
         found: list[step_timer.Step] = []
-        for _ in range(-(-MEASURED_REQUESTS // waiting)):
+        count = RUNNING + 2 * waiting
+        for _ in range(-(-MEASURED_REQUESTS // count)):
             before = self._lines()
             agents = range(len(self._histories))
-            chosen = self._random.sample(agents, min(2 * waiting, len(agents)))
-            new = range(len(agents), len(agents) + 2 * waiting - len(chosen))
+            chosen = self._random.sample(agents, min(count, len(agents)))
+            new = range(len(agents), len(agents) + count - len(chosen))
             self._histories += [[] for _ in new]
             for agent in (*chosen, *new):
                 self._histories[agent] = self._histories[agent][:HISTORY_TOKENS] + self._tokens(NEW_TOKENS)
@@ -88,7 +91,7 @@ class Loaded:
         return found
 
     def _lines(self) -> int:
-        return sum(1 for _ in step_timer.read(self._steps)) if self._steps.exists() else 0
+        return sum(1 for _ in step_timer.read(self._steps))
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(1, 250) for _ in range(count)]

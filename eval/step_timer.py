@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 NAME = "agentcache_step_timer"
 OUTPUT = "AGENTCACHE_STEP_TIMES"
 """Names the file that receives a line for each step."""
-BUFFERED = 100
+BUFFERED = 20
 
 
 class Step(NamedTuple):
@@ -47,6 +47,8 @@ def installed_in(folder: Path) -> dict[str, str]:
 
 def read(path: Path) -> Iterator[Step]:
     """The steps written so far; the last few may still be in the scheduler's buffer."""
+    if not path.exists():
+        return
     with path.open() as lines:
         for line in lines:
             yield Step(*json.loads(line))

@@ -88,6 +88,19 @@ def check_schedule(args: Any) -> None:
         )
 
 
+def check_admission(args: Any) -> None:
+    """Check resolved server arguments of any server against `--agentcache-admission`.
+
+    Raises:
+        ConfigError: one sentence that names the flag and what is allowed.
+    """
+    if flags.admission(os.environ) != "off" and args.disaggregation_mode == "null" and not is_wanted(args):
+        raise ConfigError(
+            f"{flags.PREFIX}admission ({flags.ADMISSION}) needs this package's cache, which knows trajectories: add "
+            f"{POLICY_FLAG} rr (or predictive, convex), or --radix-cache-backend {BACKEND}."
+        )
+
+
 def check(args: Any, model: ModelTraits | None, uses_ssm: bool) -> AgentCacheConfig:
     """Check resolved server arguments of a server that wants our cache.
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sglang_agentcache.config import ConfigError
-from sglang_agentcache.support import check, is_wanted, version_problem
+from sglang_agentcache.flags import ADMISSION
+from sglang_agentcache.support import check, check_admission, is_wanted, version_problem
 
 DEFAULTS: dict[str, Any] = {
     "radix_eviction_policy": "rr",
@@ -68,6 +69,16 @@ def test_each_refusal_names_its_flag(changes: dict[str, Any], flag: str) -> None
         check(arguments(**changes), SimpleNamespace(is_hybrid_swa=False), uses_ssm=False)
     sentence = str(refused.value)
     assert flag in sentence and sentence.endswith(".") and "\n" not in sentence
+
+
+def test_the_door_needs_a_cache_that_knows_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = arguments(radix_eviction_policy="lru")
+    check_admission(stock)
+    monkeypatch.setenv(ADMISSION, "auto")
+    with pytest.raises(ConfigError, match="--agentcache-admission .* needs this package's cache"):
+        check_admission(stock)
+    check_admission(arguments())
+    check_admission(arguments(radix_eviction_policy="lru", radix_cache_backend="agentcache"))
 
 
 def test_models_that_cannot_be_cut() -> None:
