@@ -75,7 +75,7 @@ def test_the_door_needs_a_cache_that_knows_trajectories(monkeypatch: pytest.Monk
     stock = arguments(radix_eviction_policy="lru")
     check_admission(stock)
     monkeypatch.setenv(ADMISSION, "auto")
-    with pytest.raises(ConfigError, match="--agentcache-admission .* needs this package's cache"):
+    with pytest.raises(ConfigError, match=r"--agentcache-admission .* needs this package's cache"):
         check_admission(stock)
     check_admission(arguments())
     check_admission(arguments(radix_eviction_policy="lru", radix_cache_backend="agentcache"))
