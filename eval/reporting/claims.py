@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.reporting.results import BY_TITLE, Cell, Metric, Results
+from sglang_agentcache.scheduling.order import GREEDY
 
 RR_EVICT = "RR-EVICT (arXiv 2609.32278)"
 CACHEWISE = "CacheWise (arXiv 2606.16824)"
-PREFIX_AWARE = "shortest-prefill-first"
-"""SGLang's policy that sends the request with the fewest uncached tokens first (CacheWise 5.1)."""
+PREFIX_AWARE = GREEDY
+"""CacheWise's own order has no ageing."""
 
 
 @dataclass(frozen=True)
