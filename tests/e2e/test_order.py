@@ -17,7 +17,7 @@ pytestmark = on(PREFIX_AWARE)
 
 COLD, NEW, HISTORY = 1_000, 100, 300
 PATIENCE = 0.3
-BUSY_TOKENS = 300
+BUSY_TOKENS = 1_500
 
 
 class Backlog:

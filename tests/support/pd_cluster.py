@@ -13,7 +13,7 @@ from eval.pd import Cluster, Role
 from eval.server import Server
 from sglang_agentcache.disagg.channel import PATH, SECRET_HEADER
 from tests.support.e2e_client import Client, Reply
-from tests.support.e2e_servers import CHECKS, COMPLAINT, OUR_LAUNCHER
+from tests.support.e2e_servers import CHECKS, OUR_LAUNCHER, complaint_in
 
 POOL_TOKENS = 8_192
 WAIT_S = 60.0
@@ -115,9 +115,8 @@ class PdClient:
             assert pool["locked_tokens"] == 0
             assert pool["free_tokens"] + pool["evictable_tokens"] == POOL_TOKENS
         for server in self.servers:
-            text = self.new_log(server)
-            found = COMPLAINT.search(text)
-            assert found is None, text[max(0, found.start() - 200) : found.start() + 3000]
+            found = complaint_in(self.new_log(server))
+            assert found is None, found.string[max(0, found.start() - 200) : found.start() + 3000]
 
 
 def until(holds: Callable[[], object], wait_s: float = WAIT_S) -> None:
