@@ -13,7 +13,7 @@ from __future__ import annotations
 
 TARGET_WASTE = 0.25
 """Share of the time that may go into re-prefill. With 0.15 the door cost up to 10 % where prefill is fast and
-outputs are long (SWE-bench at 1.6 times the pool), with 0.25 up to 3 % there, for a few points of the gain elsewhere."""
+outputs are long (SWE-bench at 1.6 times the pool), with 0.25 up to 3 %, for a few points of the gain elsewhere."""
 GAIN = 0.06
 """Growth of the limit in a round without any; twice the target shrinks it as much."""
 MAX_SHRINK = 0.1
