@@ -54,9 +54,16 @@ def enough(tau) -> int:
     return sum(turn.prompt_tokens + turn.output_tokens for item in tau for turn in item.turns)
 
 
-def test_without_pressure_all_policies_are_equal_byte_for_byte(tau, enough, simulate):
-    names = [name for name in baselines.names() if not baseline(name).completion]
-    results = {lines(simulate(name, tau, 12, enough, completion=False)) for name in names}
+@pytest.mark.parametrize("completion", [False, True])
+def test_without_pressure_all_policies_are_equal_byte_for_byte(tau, enough, simulate, completion):
+    """All that hear the same of their clients: without completion signals, or with them."""
+    if completion:
+        names = [name for name in baselines.names() if not baseline(name).stock]
+        names = [name for name in names if baseline(name).completion is not False]
+    else:
+        names = [name for name in baselines.names() if not baseline(name).completion]
+    assert len(names) > 5
+    results = {lines(simulate(name, tau, 12, enough, completion=completion)) for name in names}
     assert len(results) == 1
 
 
