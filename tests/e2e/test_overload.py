@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 import requests
 
-from tests.support.e2e_client import Client, random_tokens
+from tests.support.e2e_client import Client, events, random_tokens
 from tests.support.e2e_servers import Config, Running, on
 
 SECONDS = float(os.environ.get("AGENTCACHE_OVERLOAD_S", "20"))
@@ -117,17 +117,13 @@ class Load:
             with self.client.send("/generate", body, stream=True, timeout=timeout) as response:
                 assert response.ok, response.text
                 output: list[int] = []
-                for line in response.iter_lines():
-                    event = line.decode().removeprefix("data: ")
-                    if not event or event == "[DONE]":
-                        continue
+                for answer in events(response):
                     if not sent.first_token_at:
                         sent.first_token_at = time.monotonic()
                         if how == "aborted":
                             self.client.send("/abort_request", {"rid": rid})
                     if how == "disconnected":
                         return None
-                    answer = requests.compat.json.loads(event)
                     assert "error" not in answer, answer
                     output, meta = answer["output_ids"], answer["meta_info"]
         except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:

@@ -13,19 +13,11 @@ from sglang_agentcache.scheduling.admission import PATIENCE_POOLS, Door
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.model import PathNode
 from sglang_agentcache.trajectory.table import TrajectoryTable
+from tests.support.door import Sent
 
 POOL = 1_000
 SLOTS = 3
 """Requests that run at once."""
-
-
-@dataclass
-class Sent:
-    rid: str
-    origin_input_ids: list[int]
-    prefix_len: int = 0
-    extend_end: int = 0
-    arrival_processed_tokens: int = 0
 
 
 @dataclass

@@ -13,21 +13,11 @@ from sglang_agentcache.serving.hints import Hints
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.model import PathNode
 from sglang_agentcache.trajectory.table import TrajectoryTable
+from tests.support.door import Sent
 
 POOL = 1_000
 FIRST = int(START * POOL / 300)
 """Trajectories of 300 tokens that fit at first."""
-
-
-@dataclass
-class Sent:
-    """What the door reads of a request."""
-
-    rid: str
-    origin_input_ids: list[int]
-    prefix_len: int = 0
-    extend_end: int = 0
-    arrival_processed_tokens: int = 0
 
 
 @dataclass

@@ -57,11 +57,11 @@ def enough(tau) -> int:
 @pytest.mark.parametrize("completion", [False, True])
 def test_without_pressure_all_policies_are_equal_byte_for_byte(tau, enough, simulate, completion):
     """All that hear the same of their clients: without completion signals, or with them."""
+    known = {name: baseline(name) for name in baselines.names()}
     if completion:
-        names = [name for name in baselines.names() if not baseline(name).stock]
-        names = [name for name in names if baseline(name).completion is not False]
+        names = [name for name, item in known.items() if not item.stock and item.completion is not False]
     else:
-        names = [name for name in baselines.names() if not baseline(name).completion]
+        names = [name for name, item in known.items() if not item.completion]
     assert len(names) > 5
     results = {lines(simulate(name, tau, 12, enough, completion=completion)) for name in names}
     assert len(results) == 1
