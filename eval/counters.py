@@ -23,6 +23,15 @@ def get(url: str, path: str, api_key: str | None = None, timeout_s: float = 30.0
         return response.read()
 
 
+def post(url: str, path: str, body: Any, timeout_s: float = 30.0) -> bytes:
+    """Body of the answer to a POST of JSON. Raises OSError (also for an HTTP status that is not 200)."""
+    request = urllib.request.Request(
+        url.rstrip("/") + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        return response.read()
+
+
 def flush_cache(url: str, api_key: str | None = None) -> None:
     """Empty the server's cache; it must be idle. Raises OSError."""
     request = urllib.request.Request(url.rstrip("/") + "/flush_cache?timeout=30", method="POST")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import secrets
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eval import counters
 from eval.server import CPU_ENVIRONMENT, Server, ServerFailed, free_port
 from sglang_agentcache.disagg.settings import SECRET
 
@@ -162,13 +161,10 @@ class Cluster:
         return time.perf_counter() - start
 
     def _answers(self) -> bool:
-        body = json.dumps({"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
-        request = urllib.request.Request(
-            self.url + "/generate", body.encode(), {"Content-Type": "application/json"}
-        )
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
         try:
-            with urllib.request.urlopen(request, timeout=60.0):
-                return True
+            counters.post(self.url, "/generate", body, timeout_s=60.0)
+            return True
         except (urllib.error.URLError, TimeoutError):
             return False
 

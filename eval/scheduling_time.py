@@ -7,20 +7,17 @@ trajectories or start new ones. What is compared is the main thread's time outsi
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import tempfile
-import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from eval import step_timer
-from eval.policies import OURS, STOCK
+from eval import counters, step_timer
+from eval.policies import OURS, POLICIES, STOCK, Policy
 from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
 from eval.tiny_model import TinyModel, write_tiny_model
 
@@ -34,27 +31,19 @@ MEASURED_REQUESTS = 200
 """At least so many requests pass in a measurement."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One way to start the server."""
-
-    name: str
-    module: str
-    arguments: tuple[str, ...]
-
-
-CASES = (
-    Case("stock", STOCK, ("--radix-eviction-policy", "lru")),
-    Case("rr", OURS, ("--radix-eviction-policy", "rr")),
-    Case(
-        "convex, prefix-aware, admission",
+CHUNK_TOKENS = 1024
+CASES: Mapping[str, Policy] = {
+    "stock": POLICIES["lru"],
+    "rr": POLICIES["rr"],
+    "convex, prefix-aware, admission": Policy(
         OURS,
         (
             *("--radix-eviction-policy", "convex", "--schedule-policy", "prefix-aware"),
             *("--agentcache-admission", "auto"),
         ),
+        config={},
     ),
-)
+}
 
 
 class Loaded:
@@ -105,17 +94,12 @@ class Loaded:
                 for agent in agents
             ],
         }
-        request = urllib.request.Request(
-            self._url + "/generate",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=600) as response:
-            response.read()
+        counters.post(self._url, "/generate", body, timeout_s=600.0)
 
 
-def run(case: Case, model: Path, idle: int, waiting: Sequence[int], folder: Path) -> Iterator[dict[str, Any]]:
+def run(name: str, model: Path, idle: int, waiting: Sequence[int], folder: Path) -> Iterator[dict[str, Any]]:
     """Start one server; yields a row for each length of the queue."""
+    case = CASES[name]
     environment = step_timer.installed_in(folder) | CPU_ENVIRONMENT
     if case.module == STOCK:
         allowed = without_our_plugin()["SGLANG_PLUGINS"].split(",")
@@ -124,7 +108,7 @@ def run(case: Case, model: Path, idle: int, waiting: Sequence[int], folder: Path
         *("--device", "cpu", "--model-path", str(model), "--load-format", "dummy", "--sleep-on-idle"),
         *("--max-total-tokens", str(max(idle * (HISTORY_TOKENS + 1), 8192))),
         *("--max-running-requests", str(RUNNING), "--chunked-prefill-size", str(PREFILL_TOKENS)),
-        *case.arguments,
+        *case.command(CHUNK_TOKENS),
     )
     with Server(case.module, arguments, folder / "server.log", environment=environment) as server:
         server.wait_healthy()
@@ -134,7 +118,7 @@ def run(case: Case, model: Path, idle: int, waiting: Sequence[int], folder: Path
             steps = loaded.measure(queue)
             times = [step.scheduling_s for step in steps]
             yield {
-                "case": case.name,
+                "case": name,
                 "idle": idle,
                 "waiting": queue,
                 "steps": len(steps),
@@ -151,10 +135,10 @@ def rows(idle: Sequence[int], waiting: Sequence[int]) -> list[dict[str, Any]]:
         model = Path(scratch) / "model"
         write_tiny_model(model, TinyModel())
         # Case by case at each size: what is compared runs within minutes of each other.
-        for count, case in tqdm([(count, case) for count in idle for case in CASES], unit="server"):
-            folder = Path(scratch) / f"{count}-{CASES.index(case)}"
+        for count, name in tqdm([(count, name) for count in idle for name in CASES], unit="server"):
+            folder = Path(scratch) / f"{count}-{name}"
             folder.mkdir()
-            for row in run(case, model, count, waiting, folder):
+            for row in run(name, model, count, waiting, folder):
                 mean = stock.setdefault((count, row["waiting"]), row["mean_us"])
                 found.append(row | {"ratio": round(row["mean_us"] / mean, 3)})
     return found

@@ -27,9 +27,6 @@ class Step(NamedTuple):
 
     waiting: int
     """Requests left in the queue."""
-    running: int
-    """Requests in the batch."""
-    prefill: bool
     scheduling_s: float
     """Since the last forward pass."""
 
@@ -68,17 +65,13 @@ class _Timer:
         self._since = time.thread_time()
         self._steps: list[Step] = []
 
-    def around(
-        self, run_batch: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **options: Any
-    ) -> Any:
+    def around(self, run_batch: Callable[..., Any], scheduler: Any, *args: Any, **options: Any) -> Any:
         spent = time.thread_time() - self._since
-        self._steps.append(
-            Step(len(scheduler.waiting_queue), len(batch.reqs), batch.forward_mode.is_extend(), spent)
-        )
+        self._steps.append(Step(len(scheduler.waiting_queue), spent))
         if len(self._steps) >= BUFFERED:
             with open(os.environ[OUTPUT], "a") as file:
                 file.writelines(json.dumps(step) + "\n" for step in self._steps)
             self._steps.clear()
-        result = run_batch(scheduler, batch, *args, **options)
+        result = run_batch(scheduler, *args, **options)
         self._since = time.thread_time()
         return result

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,10 +101,7 @@ def shorten_outputs(trajectory: Trajectory, factor: float) -> Trajectory:
 
 def slow_down(url: str, sleep_s: float) -> None:
     """Let a server sleep before each step. Raises OSError."""
-    body = json.dumps({"forward_sleep_time": sleep_s}).encode()
-    headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/slow_down", body, headers), timeout=30.0):
-        pass
+    counters.post(url, "/slow_down", {"forward_sleep_time": sleep_s})
 
 
 def mean_latency(requests: Sequence[RequestRecord]) -> float:
