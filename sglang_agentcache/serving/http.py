@@ -19,7 +19,9 @@ from sglang.srt.entrypoints.http_server import get_global_state
 from sglang.srt.managers.io_struct import DumperControlReqInput, GenerateReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from sglang_agentcache.disagg.channel import PATH, SECRET_HEADER
+from sglang_agentcache.complete import PATH as COMPLETE_PATH
+from sglang_agentcache.disagg.channel import PATH as ENDED_PATH
+from sglang_agentcache.disagg.channel import SECRET_HEADER
 from sglang_agentcache.disagg.messages import ENDED, MAX_BATCH_BYTES, parse_batch
 from sglang_agentcache.disagg.settings import SECRET, SECRET_FLAG, secret
 from sglang_agentcache.predictor.store import ArtefactError
@@ -187,9 +189,9 @@ def mount(app: FastAPI) -> None:
     key middleware, which reads the auth level off the matched route, and then takes the wrong key.
     """
     if not any(getattr(route, "endpoint", None) is complete for route in app.routes):
-        app.add_api_route("/agentcache/complete", complete, methods=["POST"])
+        app.add_api_route(COMPLETE_PATH, complete, methods=["POST"])
         app.add_api_route("/agentcache/predictor", reload_predictor, methods=["POST"])
-        app.add_api_route(PATH, ended, methods=["POST"])
+        app.add_api_route(ENDED_PATH, ended, methods=["POST"])
 
 
 class _Refusing:
