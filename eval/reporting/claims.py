@@ -63,7 +63,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="rr-tau2",
         title=f"{RR_EVICT}: tau2-bench, Qwen3-Coder-30B-A3B, one server",
         arguments="--workload tau2 --model qwen3-coder-30b-a3b --gpu h100 "
-        "--policies lru,lru+completion,rr,oracle --concurrency 16,24,32,40,48",
+        "--policies lru,lru+completion,rr,oracle --concurrency 24,32,48,64,80",
         trajectories=222,
         claims=_reductions("figure 3", "lru", "-75.4 %", "-65.7 %"),
         differences="The paper's 222 trajectories and its GPU are not public; ours are recorded tau-bench "
@@ -87,9 +87,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="cachewise-coding",
         title=f"{CACHEWISE}: coding agents, Qwen2.5-Coder-32B, TP=2 on H200",
         arguments=f"--workload coding-agent --model qwen2.5-coder-32b --gpu h200 "
-        f"--schedule fcfs,{PREFIX_AWARE} --concurrency 4,8,12,16,20 --chunked-prefill-size 2048 "
+        f"--schedule fcfs,{PREFIX_AWARE} --concurrency 5,10,20,30,40 --chunked-prefill-size 2048 "
         "--session-boundary 60 --max-turns 60",
-        trajectories=50,
+        trajectories=64,
         claims=(
             Claim(
                 "session completion against vLLM (LRU, FCFS), 6.2", "2.7-3.5x", _SESSION, *_CACHEWISE, True
@@ -131,7 +131,7 @@ def arguments(experiment: Experiment) -> list[str]:
     """Its arguments; where it names no policies, those that CacheWise and we are about."""
     given = experiment.arguments.split()
     if "--policies" not in given:
-        given += ["--policies", "lru,infercept,rr,predictive,convex,predictive+truth,oracle"]
+        given += ["--policies", "lru,infercept,rr,predictive,convex,predictive+truth"]
     return given
 
 
