@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
 from eval.tiny_model import TinyModel, write_tiny_model
 
 HISTORY_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 64, 32, 160
-"""Outputs are as long as recorded coding agents' (the median turn has 167 tokens): it decides how many steps pass
+"""Outputs are on average as long as recorded coding agents' (the median turn has 167 tokens): it decides how many steps pass
 between two requests. The rest is short, for a CPU."""
 RUNNING = 32
 PREFILL_TOKENS = 512
 FILL_BATCH = 500
-MEASURED_REQUESTS = 200
-"""At least so many requests pass in a measurement."""
+MEASURED_STEPS = 2_000
+"""After so many steps with a queue of the wanted length, the requests that are left are aborted."""
+POLL_S = 0.5
 
 
 CHUNK_TOKENS = 1024
@@ -60,13 +62,13 @@ class Loaded:
             count = min(FILL_BATCH, idle - len(self._histories))
             first = len(self._histories)
             self._histories += [self._tokens(HISTORY_TOKENS) for _ in range(count)]
-            self._send(range(first, first + count), 1)
+            self._send(range(first, first + count), [1] * count)
 
     def measure(self, waiting: int) -> list[step_timer.Step]:
         """The steps planned while half to one and a half times so many requests were waiting."""
         found: list[step_timer.Step] = []
-        count = RUNNING + 2 * waiting
-        for _ in range(-(-MEASURED_REQUESTS // count)):
+        count = RUNNING + waiting + waiting // 2
+        while len(found) < MEASURED_STEPS:
             before = self._lines()
             agents = range(len(self._histories))
             chosen = self._random.sample(agents, min(count, len(agents)))
@@ -74,9 +76,18 @@ class Loaded:
             self._histories += [[] for _ in new]
             for agent in (*chosen, *new):
                 self._histories[agent] = self._histories[agent][:HISTORY_TOKENS] + self._tokens(NEW_TOKENS)
-            self._send([*chosen, *new], OUTPUT_TOKENS)
-            steps = list(step_timer.read(self._steps))[before:]
-            found += [step for step in steps if waiting / 2 <= step.waiting <= 1.5 * waiting]
+            # Not all alike, so that requests end one by one.
+            outputs = [self._random.randint(1, 2 * OUTPUT_TOKENS - 1) for _ in range(count)]
+            sending = threading.Thread(target=self._send, args=([*chosen, *new], outputs))
+            sending.start()
+            steps: list[step_timer.Step] = []
+            while sending.is_alive():
+                sending.join(POLL_S)
+                recent = list(step_timer.read(self._steps))[before:]
+                steps = [step for step in recent if waiting / 2 <= step.waiting <= 1.5 * waiting]
+                if len(found) + len(steps) >= MEASURED_STEPS:
+                    counters.post(self._url, "/abort_request", {"abort_all": True})
+            found += steps
         return found
 
     def _lines(self) -> int:
@@ -85,13 +96,15 @@ class Loaded:
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(1, 250) for _ in range(count)]
 
-    def _send(self, agents: Sequence[int], output_tokens: int) -> None:
-        params = {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
+    def _send(self, agents: Sequence[int], outputs: Sequence[int]) -> None:
         body = {
             "input_ids": [self._histories[agent] for agent in agents],
             "sampling_params": [
-                {**params, "custom_params": {"agentcache": {"trajectory_id": f"t{agent}"}}}
-                for agent in agents
+                {
+                    **{"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+                    "custom_params": {"agentcache": {"trajectory_id": f"t{agent}"}},
+                }
+                for agent, tokens in zip(agents, outputs, strict=True)
             ],
         }
         counters.post(self._url, "/generate", body, timeout_s=600.0)

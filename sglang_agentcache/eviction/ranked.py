@@ -1,11 +1,12 @@
 """An order of idle trajectories by a number that changes as time passes.
 
-Shared by the policies that predict. The numbers of all joined trajectories are computed together (vectorised)
-at most once in `rebuild_interval` evictions, CacheWise's section 5.3; in between, only trajectories that join
-or lose a chunk are looked at again. So an eviction's own cost does not grow with the number of trajectories.
+Shared by the policies that predict. The numbers are computed together (vectorised), once in `rebuild_interval`
+evictions (CacheWise, section 5.3), for those that have joined since and for up to `REFRESHED` others in turn; in
+between, only one that has lost a chunk is looked at again. So an eviction's cost does not grow with the number of
+trajectories.
 
-A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when a
-victim is asked for. One that is back before the next eviction never needs a rank.
+A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches. One that
+is back before the next rebuild never needs a rank.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ BASES = ("client", "tool_call", "person", "prior")
 """What a prediction may rest on: the client's own word, tool calls, that none was made, nothing."""
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
+REFRESHED = 512
+"""With more idle trajectories than this, a rebuild takes that many of them, the next one the next."""
 SCORE_BITS = 32
 GENERATED_WAITS = 5_000
 """An estimator without a shipped artefact is fitted on so many generated waits when the server starts."""
@@ -63,7 +66,7 @@ class RankedPolicy(EvictionPolicy):
     Args:
         estimator: "stacked" (ours) or "cachewise" (arXiv 2606.16824, section 5.2) where no artefact is given.
         predictor: directory of a trained artefact; None takes the one shipped with the package.
-        rebuild_interval: evictions between two evaluations of all trajectories, at least 1.
+        rebuild_interval: evictions between two rebuilds, at least 1.
     """
 
     def __init__(
@@ -89,9 +92,12 @@ class RankedPolicy(EvictionPolicy):
                 )
         self._estimator, self._artefact = estimator, predictor
         self._joined: dict[int, IdleTrajectory] = {}
-        # In the order they came: those to be prepared, and those (and more) to be ranked, before a victim is named.
+        # In the order they came: those to be prepared, those that join the order with the next rebuild, and those to
+        # be ranked before another victim is named.
         self._unprepared: dict[int, IdleTrajectory] = {}
-        self._unranked: dict[int, IdleTrajectory] = {}
+        self._new: dict[int, IdleTrajectory] = {}
+        self._cut: dict[int, IdleTrajectory] = {}
+        self._turns: list[int] = []
         self._lessons = Lessons(self._predictor_failed)
         self._heap: list[tuple[float, int, int]] = []
         self._evictions = 0
@@ -117,13 +123,16 @@ class RankedPolicy(EvictionPolicy):
         memo.expected_s = getattr(hints, "expected_idle_s", None)
         basis = "prior" if calls is None else "tool_call" if calls else "person"
         self.forecasts["client" if memo.expected_s is not None else basis] += 1
-        self._joined[trajectory.serial] = self._unprepared[trajectory.serial] = trajectory
-        self._rank_later(trajectory, now)
+        memo.version += 1
+        for noted in (self._joined, self._unprepared, self._new):
+            noted[trajectory.serial] = trajectory
+        self._cut.pop(trajectory.serial, None)
+        self._heard_at = now
         if len(self._unprepared) >= BATCH:
             self._prepare()
 
     def leave(self, trajectory: IdleTrajectory) -> None:
-        for known in (self._joined, self._unprepared, self._unranked):
+        for known in (self._joined, self._unprepared, self._new, self._cut):
             known.pop(trajectory.serial, None)
         if trajectory.closing:
             # It will not come back from this wait: the wait lasted at least until the last time we heard of.
@@ -134,34 +143,41 @@ class RankedPolicy(EvictionPolicy):
             self.join(trajectory, now)
 
     def victim(self, now: float) -> IdleTrajectory | None:
-        if self._unranked:
-            self._rank_noted(now)
-        while self._heap:
-            _, serial, version = self._heap[0]
-            trajectory = self._joined.get(serial)
-            if trajectory is not None and _memo(trajectory).version == version:
-                return trajectory
-            heapq.heappop(self._heap)
-        return None
+        if self._cut:
+            self._rank(_taken(self._cut), now)
+        if self._top() is None and self._new:
+            self._rank_new(now)
+        return self._top()
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
         if trajectory.serial in self._joined:
-            self._rank_later(trajectory, now)
+            _memo(trajectory).version += 1
+            self._cut[trajectory.serial] = trajectory
 
     def begin_eviction(self, now: float) -> None:
         self._heard_at = now
-        self._prepare()
         if self._evictions % self.rebuild_interval == 0:
-            self._unranked.clear()
-            self.rebuild(list(self._joined.values()), now)
-        else:
-            self._rank_noted(now)
+            self._prepare()
+            self.rebuild(self._due(), now)
         self._evictions += 1
 
     def rebuild(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
-        """Evaluate all joined ones again."""
-        self._heap.clear()
+        """Evaluate these again: all joined ones, or those whose turn it is."""
         self._rank(trajectories, now)
+
+    def _due(self) -> list[IdleTrajectory]:
+        new = _taken(self._new)
+        if len(self._joined) <= REFRESHED:
+            for stale in (self._heap, self._turns, self._cut):
+                stale.clear()
+            return list(self._joined.values())
+        if not self._turns:
+            self._turns = list(self._joined)
+        turn, self._turns = self._turns[-REFRESHED:], self._turns[:-REFRESHED]
+        seen = {trajectory.serial for trajectory in new}
+        return new + [
+            self._joined[serial] for serial in turn if serial in self._joined and serial not in seen
+        ]
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -198,17 +214,16 @@ class RankedPolicy(EvictionPolicy):
             if prepared is None:
                 memo.waits_for = None
 
-    def _rank_later(self, trajectory: IdleTrajectory, now: float) -> None:
-        self._heard_at = now
-        _memo(trajectory).version += 1
-        self._unranked[trajectory.serial] = trajectory
+    def _top(self) -> IdleTrajectory | None:
+        while self._heap:
+            if self._holds(self._heap[0]):
+                return self._joined[self._heap[0][1]]
+            heapq.heappop(self._heap)
+        return None
 
-    def _rank_noted(self, now: float) -> None:
-        if self._unprepared:
-            self._prepare()
-        trajectories = list(self._unranked.values())
-        self._unranked.clear()
-        self._rank(trajectories, now)
+    def _rank_new(self, now: float) -> None:
+        self._prepare()
+        self._rank(_taken(self._new), now)
 
     def _predictor_failed(self, trajectories: int = 1) -> None:
         """A wrong prediction may change the order, never stop the server. Call it while handling the exception."""
@@ -226,16 +241,30 @@ class RankedPolicy(EvictionPolicy):
         except Exception:
             self._predictor_failed(len(trajectories))
             scores = -elapsed_s
-        entries = [
-            (score if math.isfinite(score) else 0.0, trajectory.serial, _memo(trajectory).version)
-            for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True)
-        ]
-        if self._heap:
-            for entry in entries:
-                heapq.heappush(self._heap, entry)
-        else:
-            self._heap = entries
-            heapq.heapify(self._heap)
+        entries = []
+        for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
+            memo = _memo(trajectory)
+            memo.version += 1
+            entries.append((score if math.isfinite(score) else 0.0, trajectory.serial, memo.version))
+        if len(entries) == 1 and self._heap:
+            heapq.heappush(self._heap, entries[0])
+            return
+        self._heap += entries
+        if len(self._heap) > 2 * len(self._joined):
+            self._heap = [entry for entry in self._heap if self._holds(entry)]
+        heapq.heapify(self._heap)
+
+    def _holds(self, entry: tuple[float, int, int]) -> bool:
+        _, serial, version = entry
+        trajectory = self._joined.get(serial)
+        return trajectory is not None and _memo(trajectory).version == version
+
+
+def _taken(noted: dict[int, IdleTrajectory]) -> list[IdleTrajectory]:
+    """All of them, no longer noted."""
+    taken = list(noted.values())
+    noted.clear()
+    return taken
 
 
 def _rounded(scores: np.ndarray) -> np.ndarray:
