@@ -44,7 +44,7 @@ MAX_DEFERRED = 32
 class Place:
     """What is known of a waiting request; an attribute of the request, so that it goes when that goes."""
 
-    __slots__ = ("arrival", "key", "matched", "number", "prefix", "priority", "work")
+    __slots__ = ("arrival", "key", "matched", "number", "offered", "prefix", "priority", "work")
 
     def __init__(self, req: Req, number: int, priority: int, patience: float) -> None:
         self.number, self.priority = number, priority
@@ -52,6 +52,8 @@ class Place:
         self.work = max(1, _length(req))
         self.matched = 0
         """The pass that matched it last; 0: none yet, so all of it counts as new."""
+        self.offered = -FRESH_PASSES
+        """The pass that last made room for it beside a prefill under way."""
         self.prefix: object = None
         """What it shares with others if it has nothing in the cache."""
         self.key = order.key(priority, self.arrival, self.work, number, patience)
@@ -147,6 +149,7 @@ class PrefixAwarePolicy(SchedulePolicy):
         own = order.key(mine.priority, mine.arrival, rest, mine.number, self._patience)
         if own.rank <= self._now and self._ages:
             own = Key(own.priority, order.DUE, own.number, own.number)
+        offered: list[Place] = []
         reserved = 0
         if len(waiting_queue) == 1 and self._is_old(_place(waiting_queue[0])):
             # A pass leaves a lone request alone.
@@ -156,7 +159,13 @@ class PrefixAwarePolicy(SchedulePolicy):
             charge = -(-place.work // page_size) * page_size
             if place.key >= own or reserved + charge > budget - page_size:
                 break
+            if 0 < self._pass - place.offered < FRESH_PASSES:
+                # It did not take the room it had: memory is short, and the prefill under way must go on to give some.
+                break
             reserved += charge
+            offered.append(place)
+        for place in offered:
+            place.offered = self._pass
         return (budget - reserved) // page_size * page_size if reserved else None
 
     def left(self, req: Req) -> None:

@@ -302,6 +302,18 @@ def test_a_prefill_under_way_makes_room_for_smaller_ones(server):
     assert queue.policy.shortest_prefill_chunk_limit(under_way, queue.waiting, 128, 1) is None
 
 
+def test_room_that_is_not_taken_goes_to_the_prefill_under_way(server):
+    """Where memory is short, a request that goes first and cannot be admitted must not slow that which holds it."""
+    queue = Queue(server)
+    under_way = chunked(queue, 300, done=100)
+    queue.add("small", history(1) + [7] * 100)
+    limits = []
+    for _ in range(10):
+        queue.order()
+        limits.append(queue.policy.shortest_prefill_chunk_limit(under_way, queue.waiting, 128, 1))
+    assert limits == [28, *[None] * 7, 28, None]
+
+
 def test_a_prefill_under_way_that_is_due_makes_no_room(server):
     queue = Queue(server, patience=2)
     under_way = chunked(queue, 300, done=100)
