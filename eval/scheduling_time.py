@@ -23,8 +23,8 @@ from eval.server import CPU_ENVIRONMENT, Server, without_our_plugin
 from eval.tiny_model import TinyModel, write_tiny_model
 
 HISTORY_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 64, 32, 160
-"""Outputs are on average as long as recorded coding agents' (the median turn has 167 tokens): it decides how many steps pass
-between two requests. The rest is short, for a CPU."""
+"""Outputs are on average as long as recorded coding agents' (the median turn has 167 tokens): it decides how many
+steps pass between two requests. The rest is short, for a CPU."""
 RUNNING = 32
 PREFILL_TOKENS = 512
 FILL_BATCH = 500
@@ -101,7 +101,9 @@ class Loaded:
             "input_ids": [self._histories[agent] for agent in agents],
             "sampling_params": [
                 {
-                    **{"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+                    "max_new_tokens": tokens,
+                    "temperature": 0,
+                    "ignore_eos": True,
                     "custom_params": {"agentcache": {"trajectory_id": f"t{agent}"}},
                 }
                 for agent, tokens in zip(agents, outputs, strict=True)

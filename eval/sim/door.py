@@ -34,12 +34,11 @@ class GuardedWorker(Worker):
 
     def _prefill(self) -> Step | None:
         idle = not self.running.reqs and self._chunked is None and len(self.waiting) == self.door.waiting
-        held, entered = self.door.held(idle=idle)
-        for req in entered:
+        for req in self.door.enter(idle=idle):
             req.arrival_processed_tokens = self._processed_tokens
-        outside = [req for req in self.waiting if req.rid in held]
+        outside = [req for req in self.waiting if req.rid in self.door]
         if outside:
-            self.waiting = [req for req in self.waiting if req.rid not in held]
+            self.waiting = [req for req in self.waiting if req.rid not in self.door]
         step = super()._prefill()
         self.waiting.extend(outside)
         if step is not None:

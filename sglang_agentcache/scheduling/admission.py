@@ -32,6 +32,8 @@ from .overcommit import Load, Overcommit
 PATIENCE_POOLS = 2.0
 AWAY_S = 60.0
 """A trajectory idle for longer waits for a person or for a very long tool: it holds no place."""
+LOOK_S = 0.1
+"""Whether there is room for the first one is looked at so often; that takes a look at every trajectory inside."""
 SAMPLES = 32
 """What is usual is the mean of about so many."""
 
@@ -95,6 +97,8 @@ class Door:
         self._own, self._shared = _Mean(), _Mean()
         self._last_entry = 0
         self._decoded = 0
+        self._looked: tuple[str, float] | None = None
+        """For whom there was no room, and when."""
 
     @property
     def waiting(self) -> int:
@@ -124,33 +128,39 @@ class Door:
 
     # ---- each scheduling step ----
 
-    def held(self, *, idle: bool) -> tuple[set[str], list[Request]]:
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._waiting
+
+    def forget_lost(self) -> None:
+        """Forget requests that left by a way that nobody told the door of."""
+        for rid in [rid for rid in self._waiting if self.table.of_request(rid) is None]:
+            del self._waiting[rid]
+
+    def enter(self, *, idle: bool) -> list[Request]:
         """Decide who is let in now.
 
         Args:
             idle: nothing runs, and nothing waits but what is at this door.
 
         Returns:
-            the ids of the requests that go on waiting here, and the requests just let in.
+            the requests just let in, first come first.
         """
         now = self._now()
         self.load.passed(now)
-        for rid in [rid for rid in self._waiting if self.table.of_request(rid) is None]:
-            # Left by a way that nobody told the door of; whoever counts those at the door must not count it.
-            del self._waiting[rid]
         entered: list[Request] = []
-        for rid, arrival in list(self._waiting.items()):
+        while self._waiting:
+            rid, arrival = next(iter(self._waiting.items()))
             trajectory = self.table.of_request(rid)
-            assert trajectory is not None
-            if trajectory.footprint is None:
+            if trajectory is not None and trajectory.footprint is None:
                 reason = self._reason(arrival, now, idle and not entered)
                 if reason is None:
                     break
                 trajectory.footprint = Footprint(own=round(self._own_of(arrival.req)))
                 self._note_entry(reason, now - arrival.clock_s)
-            entered.append(arrival.req)
             del self._waiting[rid]
-        return set(self._waiting), entered
+            if trajectory is not None:
+                entered.append(arrival.req)
+        return entered
 
     def _note_entry(self, reason: str, waited_s: float) -> None:
         self.let_in[reason] += 1
@@ -165,8 +175,10 @@ class Door:
         return max(len(req.origin_input_ids) - self._shared.value, self._own.value)
 
     def _reason(self, arrival: _Arrival, now: float, idle: bool) -> str | None:
-        if self._fits(self._own_of(arrival.req), now):
-            return "room"
+        if self._looked is None or self._looked[0] != arrival.req.rid or now - self._looked[1] >= LOOK_S:
+            if self._fits(self._own_of(arrival.req), now):
+                return "room"
+            self._looked = (arrival.req.rid, now)
         if idle:
             return "idle"
         waited = self.useful_tokens - max(self._last_entry, arrival.useful_tokens)

@@ -68,18 +68,20 @@ class Traffic(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, 1.0, 30.0, 100.0]), resident=st.floats(0, 1))
     def step(self, seconds: float, resident: float) -> None:
         idle = not self.running and len(self.queue) == len(self.at_the_door)
-        held, entered = self.door.held(idle=idle)
+        if idle:
+            self.door.forget_lost()
+        entered = self.door.enter(idle=idle)
         # First come, first let in.
         waiting = list(self.at_the_door)
         assert [req.rid for req in entered] == waiting[: len(entered)]
-        assert list(held) == [] or set(waiting[len(entered) :]) == held
+        assert all(rid in self.door for rid in waiting[len(entered) :])
         # No deadlock: with nothing else to do somebody enters.
         assert entered or not idle or not waiting
         for req in entered:
             came = self.at_the_door.pop(req.rid)
             waited = self.door.useful_tokens - came.useful_tokens
             assert waited <= (came.ahead + 1) * PATIENCE_POOLS * POOL + self.most_a_step * (came.ahead + 1)
-        batch = [req for req in self.queue if req.rid not in held][: SLOTS - len(self.running)]
+        batch = [req for req in self.queue if req.rid not in self.door][: SLOTS - len(self.running)]
         self.queue = [req for req in self.queue if req not in batch]
         for req in batch:
             trajectory = self.table.of_request(req.rid)

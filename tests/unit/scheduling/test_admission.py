@@ -7,7 +7,7 @@ import pytest
 
 from sglang_agentcache import flags
 from sglang_agentcache.config import ConfigError
-from sglang_agentcache.scheduling.admission import AWAY_S, PATIENCE_POOLS, Door
+from sglang_agentcache.scheduling.admission import AWAY_S, LOOK_S, PATIENCE_POOLS, Door
 from sglang_agentcache.scheduling.overcommit import START
 from sglang_agentcache.serving.hints import Hints
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -29,6 +29,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.door = Door(self.table, POOL, lambda: self.seconds)
+        self.sent: list[str] = []
 
     def send(self, rid: str, tokens: int, name: str | None = "", parent: str | None = None) -> Sent:
         """A request of trajectory ``name``; "": its own, None: nobody named it."""
@@ -36,11 +37,15 @@ class Machine:
         self.table.begin(key, rid, self.seconds, namespace=Namespace(), hints=Hints(parent_id=parent))
         req = Sent(rid, [0] * tokens)
         self.door.arrived(req)
+        self.sent.append(rid)
         return req
 
     def step(self, *, idle: bool = False) -> set[str]:
         """The requests that wait at the door."""
-        return self.door.held(idle=idle)[0]
+        if idle:
+            self.door.forget_lost()
+        self.door.enter(idle=idle)
+        return {rid for rid in self.sent if rid in self.door}
 
     def prefill(self, req: Sent, cached: int = 0) -> None:
         req.prefix_len, req.extend_end = cached, len(req.origin_input_ids)
@@ -78,12 +83,14 @@ def test_who_fits_passes_and_who_does_not_waits(machine):
     assert machine.door.state()["longest_wait_s"] == AWAY_S + 1
 
 
-def test_a_completed_trajectory_makes_room_at_once(machine):
+def test_a_completed_trajectory_makes_room_at_the_next_look(machine):
     machine.fill()
     machine.send("late", 300)
     assert machine.step() == {"late"}
     machine.finish("first0")
     machine.table.forget(machine.table.get(TrajectoryKey(Namespace(), "first0")))
+    assert machine.step() == {"late"}
+    machine.seconds += LOOK_S
     assert machine.step() == set()
 
 

@@ -215,7 +215,7 @@ def test_admission(collector: SchedulerMetricsCollector) -> None:
         server.arrive(request)
         door.arrived(request)
     clock[0] = 2.0
-    held, _ = door.held(idle=False)
+    entered = door.enter(idle=False)
     clock[0] = 5.0
     metrics.update()
     labels = {key: str(value) for key, value in LABELS.items()}
@@ -223,7 +223,7 @@ def test_admission(collector: SchedulerMetricsCollector) -> None:
     def value(name: str, **own: str) -> float | None:
         return registry.get_sample_value(PREFIX + name, {**labels, **own})
 
-    assert value("admission_queue") == len(held) == 1
+    assert value("admission_queue") == 3 - len(entered) == 1
     assert value("admission_oldest_wait_seconds") == 5.0
     assert value("admissions_total", reason="room") == 2
     assert value("admissions_total", reason="patience") == 0
