@@ -29,7 +29,7 @@ class GuardedScheduler(Scheduler):
 
     door: Door | None = None
     waiting_queue: list[Req]
-    _outside: list[Req] = []
+    _outside: list[Req]
     """Requests at the door. While a batch is being planned they are out of the queue; else they stand in it behind
     `_ahead` others, as far as nobody has left."""
     _ahead = 0
@@ -37,6 +37,7 @@ class GuardedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._outside = []
         if admission() == "off":
             return
         cache = self.tree_cache

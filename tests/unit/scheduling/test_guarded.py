@@ -43,7 +43,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its queue, a door, and a plan that takes some of the queue; no server behind it."""
     made: Any = object.__new__(GuardedScheduler)
     made.door, made.waiting_queue, made.planned = ADoor(), [], []
-    made.processed_tokens_counter, made.takes = 0, 0
+    made.processed_tokens_counter, made.takes, made._outside = 0, 0, []
 
     def plan(self: Any, _: object, running: Any) -> tuple[None, Any]:
         self.planned = list(self.waiting_queue)
