@@ -158,7 +158,7 @@ class AgentRadixCache(TailEvictingCache):
         self.stats["completed"] += 1
         if self.policy is not None:
             self.policy.completion_signalled()
-        return self.table.close(trajectory)
+        return self.table.close(trajectory, self.clock.now())
 
     def _continued_by(self, req: Req) -> Trajectory | None:
         """The trajectory whose resident tail this request extends."""

@@ -80,6 +80,7 @@ class Waits:
         )
         if self.policy is not None or log is not None:
             cache.table.on_return = self.returned
+            cache.table.on_abandoned = self.abandoned
             if reader is not None:
                 cache.tool_calls_of = self.tool_calls_of
 
@@ -96,6 +97,12 @@ class Waits:
         self.durations.add(calls, idle_s)
         if self.log is not None:
             self.log.add(trajectory.key, calls, idle_s)
+
+    def abandoned(self, trajectory: Trajectory, idle_s: float) -> None:
+        """A trajectory has been completed while it waited: it would have waited longer."""
+        calls = trajectory.hints.tool_calls if trajectory.hints is not None else None
+        if calls is not None and self.log is not None:
+            self.log.add(trajectory.key, calls, idle_s, censored=True)
 
     def reload(self, body: object) -> str | None:
         """Put another predictor in force, for every order from the next one on.

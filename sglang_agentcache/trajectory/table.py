@@ -34,6 +34,8 @@ class TrajectoryTable:
         self.policy = policy
         self.on_return: Callable[[Trajectory, float], None] | None = None
         """Told of every trajectory that comes back, with its idle seconds, while its hints are still the old ones."""
+        self.on_abandoned: Callable[[Trajectory, float], None] | None = None
+        """Told of every trajectory that is completed while it is idle, with its idle seconds so far."""
         self.max_trajectories = max_trajectories
         self.forget_after_s = forget_after_s
         self._next_serial = 0
@@ -259,7 +261,7 @@ class TrajectoryTable:
         if self.policy is not None:
             self.policy.refined(trajectory, since)
 
-    def close(self, trajectory: Trajectory) -> bool:
+    def close(self, trajectory: Trajectory, now: float) -> bool:
         """No request will follow the ones in flight; a late one starts a new trajectory.
 
         Returns:
@@ -268,7 +270,8 @@ class TrajectoryTable:
         if self._by_key.get(trajectory.key) is trajectory:
             del self._by_key[trajectory.key]
         trajectory.closing = True
-        self._leave_idle(trajectory)
+        if self._leave_idle(trajectory) and self.on_abandoned is not None:
+            self.on_abandoned(trajectory, now - trajectory.idle_since)
         return not trajectory.requests
 
     def forget(self, trajectory: Trajectory) -> list[NodeId]:

@@ -62,6 +62,18 @@ def test_calls_of_the_output_and_how_long_they_took(tokenizer, policy, tmp_path)
     assert (line["name"], line["censored"]) == ("ls", False)
 
 
+def test_a_wait_that_is_given_up_is_logged_as_censored(tokenizer, tmp_path):
+    made = server("rr")
+    log = CallLog(tmp_path / "calls.jsonl", 1 << 20)
+    waits = Waits(made.agent, ToolCallReader(tokenizer, "qwen"), log)
+    _, trajectory = serve(made, tokenizer, "one", "list it", CALL)
+    made.agent.complete(trajectory.key)
+    assert waits.state()["tools"] == {}, "nobody knows how long it would have taken"
+    log.close()
+    (line,) = map(json.loads, (tmp_path / "calls.jsonl").read_text().splitlines())
+    assert (line["name"], line["censored"]) == ("ls", True)
+
+
 def test_a_client_that_says_is_believed(tokenizer):
     made = server("convex")
     Waits(made.agent, ToolCallReader(tokenizer, "qwen"), None)

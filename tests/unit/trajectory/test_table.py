@@ -134,7 +134,7 @@ def test_the_same_id_in_two_namespaces_is_two(tree: Tree) -> None:
 
 def test_completed_while_idle_can_be_released_now(tree: Tree) -> None:
     trajectory = tree.turn("a", 1, 2)
-    assert tree.table.close(trajectory)
+    assert tree.table.close(trajectory, 0.0)
     assert trajectory.state is State.COMPLETED and not tree.joined and tree.table.get(key("a")) is None
     assert tree.table.forget(trajectory) == [2]
     assert not tree.table.is_tail(2)
@@ -142,7 +142,7 @@ def test_completed_while_idle_can_be_released_now(tree: Tree) -> None:
 
 def test_completed_while_active_waits_and_a_late_request_is_a_new_generation(tree: Tree) -> None:
     old, rid = tree.begin("a")
-    assert not tree.table.close(old)
+    assert not tree.table.close(old, 0.0)
     new, late = tree.begin("a")
     assert new is not old and tree.table.get(key("a")) is new
     tree.extend(old, rid, 1)
@@ -406,7 +406,7 @@ def test_nothing_grows_over_100_000_finished_trajectories(tree: Tree) -> None:
         node = 2 + number
         trajectory = tree.turn(None if number % 2 else f"t{number}", 1, node, now=float(number))
         if number % 3 == 0:
-            assert tree.table.close(trajectory)
+            assert tree.table.close(trajectory, 0.0)
             tree.table.forget(trajectory)
         else:
             tree.evict(node, now=float(number))
