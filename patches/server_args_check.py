@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_agentcache.config import ConfigError
 from sglang_agentcache.patches.fingerprint import Patch
-from sglang_agentcache.support import check, check_admission, check_schedule, is_wanted
+from sglang_agentcache.support import check, check_admission, check_channel, check_schedule, is_wanted
 
 
 def check_agentcache_args(_result: None, server_args: Any) -> None:
@@ -26,6 +26,7 @@ def check_agentcache_args(_result: None, server_args: Any) -> None:
     try:
         check_schedule(args)
         check_admission(args)
+        check_channel(args)
         if is_wanted(args):
             model = ModelConfig.from_server_args(server_args)
             check(args, model, uses_ssm=uses_ssm_state(model))

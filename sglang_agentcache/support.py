@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from . import flags
 from .config import BACKEND, POLICY_FLAG, AgentCacheConfig, ConfigError
+from .disagg.settings import PREFILL_URL, URL_FLAG, channel_settings, secret
 from .scheduling.order import POLICY_NAMES
 
 SUPPORTED_SGLANG = ("0.5.23",)
@@ -99,6 +100,17 @@ def check_admission(args: Any) -> None:
             f"{flags.PREFIX}admission ({flags.ADMISSION}) needs this package's cache, which knows trajectories: add "
             f"{POLICY_FLAG} rr (or predictive, convex), or --radix-cache-backend {BACKEND}."
         )
+
+
+def check_channel(args: Any) -> None:
+    """Check resolved server arguments of any server against `--agentcache-prefill-url` and its secret.
+
+    Raises:
+        ConfigError: one sentence that names the flag and what is allowed.
+    """
+    secret(os.environ)
+    if channel_settings(os.environ) is not None and args.disaggregation_mode != "decode":
+        raise ConfigError(f"{URL_FLAG} ({PREFILL_URL}) is for decode workers: --disaggregation-mode decode.")
 
 
 def check(args: Any, model: ModelTraits | None, uses_ssm: bool) -> AgentCacheConfig:

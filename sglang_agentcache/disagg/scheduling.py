@@ -14,12 +14,10 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_agentcache.config import ConfigError
-
 from .channel import Channel
 from .reporter import Reporter
 from .rooms import Rooms
-from .settings import PREFILL_URL, URL_FLAG, channel_settings, secret
+from .settings import channel_settings, secret
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -42,15 +40,9 @@ class EndNotingStreamer(SchedulerOutputStreamer):
 
 
 def role_of(scheduler: AgentScheduler, reader: ToolCallReader | None) -> Rooms | Reporter | None:
-    """What this scheduler is in PD; None outside it, and where nobody tells or is told.
-
-    Raises:
-        ConfigError: our settings do not fit the role.
-    """
+    """What this scheduler is in PD; None outside it, and where nobody tells or is told."""
     settings = channel_settings()
     mode = scheduler.disaggregation_mode
-    if settings is not None and mode != DisaggregationMode.DECODE:
-        raise ConfigError(f"{URL_FLAG} ({PREFILL_URL}) is for decode workers: --disaggregation-mode decode")
     if mode == DisaggregationMode.PREFILL and scheduler.agent_cache is not None and secret() is not None:
         return Rooms(scheduler.agent_cache)
     if settings is None or not _speaks_for_its_rank():

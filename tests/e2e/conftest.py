@@ -19,8 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-            # A test may be the one that starts the server.
-            item.add_marker(pytest.mark.timeout(START_S + 300))
+            if item.get_closest_marker("timeout") is None:
+                # A test may be the one that starts the server.
+                item.add_marker(pytest.mark.timeout(START_S + 300))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from tests.support.e2e_client import Client, events, random_tokens
-from tests.support.e2e_servers import Config, Running, on
+from tests.support.e2e_servers import START_S, Config, Running, on
 
 SECONDS = float(os.environ.get("AGENTCACHE_OVERLOAD_S", "20"))
 POOL, BATCH, PATIENCE = 2_048, 256, 2
@@ -149,6 +149,7 @@ def overtaken_by(sent: Sent, others: list[Sent]) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(START_S + MOST_ROUNDS * (SECONDS + 2 * STUCK_S))
 @on(OVERLOAD)
 def test_overload_with_clients_that_leave(server: Running, client: Client) -> None:
     load = Load(client, 0.0)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from sglang_agentcache.config import ConfigError
+from sglang_agentcache.disagg.settings import PREFILL_URL, SECRET
 from sglang_agentcache.flags import ADMISSION
-from sglang_agentcache.support import check, check_admission, is_wanted, version_problem
+from sglang_agentcache.support import check, check_admission, check_channel, is_wanted, version_problem
 
 DEFAULTS: dict[str, Any] = {
     "radix_eviction_policy": "rr",
@@ -79,6 +80,16 @@ def test_the_door_needs_a_cache_that_knows_trajectories(monkeypatch: pytest.Monk
         check_admission(stock)
     check_admission(arguments())
     check_admission(arguments(radix_eviction_policy="lru", radix_cache_backend="agentcache"))
+
+
+def test_only_decode_workers_tell_prefill_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_channel(arguments(disaggregation_mode="prefill"))
+    monkeypatch.setenv(PREFILL_URL, "http://prefill:30000")
+    monkeypatch.setenv(SECRET, "0123456789abcdef")
+    check_channel(arguments(disaggregation_mode="decode"))
+    for mode in ("null", "prefill"):
+        with pytest.raises(ConfigError, match=r"--agentcache-prefill-url .* is for decode workers"):
+            check_channel(arguments(disaggregation_mode=mode))
 
 
 def test_models_that_cannot_be_cut() -> None:
