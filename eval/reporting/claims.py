@@ -74,7 +74,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="rr-swe-1p3d",
         title=f"{RR_EVICT}: SWE-bench, Qwen3-8B, 1P3D",
         arguments="--workload swe-bench --model qwen3-8b --gpu h100 --decode-workers 3 "
-        "--policies lru,lru+completion,rr,oracle --concurrency 16,24,32,40,48",
+        "--policies lru,lru+completion,rr,predictive,convex,oracle --concurrency 16,24,32,40,48",
         trajectories=120,
         claims=(
             *_reductions("figure 6", "lru", "-60.7 %", "-60.8 %"),
