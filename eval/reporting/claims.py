@@ -87,7 +87,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="cachewise-coding",
         title=f"{CACHEWISE}: coding agents, Qwen2.5-Coder-32B, TP=2 on H200",
         arguments=f"--workload coding-agent --model qwen2.5-coder-32b --gpu h200 "
-        f"--schedule fcfs,{PREFIX_AWARE} --concurrency 5,10,20,30,40 "
+        f"--schedule fcfs,{PREFIX_AWARE} --concurrency 5,10,15,20,30 "
         "--session-boundary 60 --max-turns 60",
         trajectories=48,
         claims=(
