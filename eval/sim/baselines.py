@@ -116,6 +116,7 @@ class Baseline:
         completion: whether the clients say that a trajectory is over; None leaves it to the run.
         session_references: SGLang's `--enable-session-radix-cache` (Python tree core).
         truth: clients say how long each tool will take (CacheWise*, 6.1).
+        blind: the cache hears nothing of tool calls, as a prefill worker without the hint channel.
     """
 
     label: str
@@ -125,6 +126,7 @@ class Baseline:
     completion: bool | None = None
     session_references: bool = False
     truth: bool = False
+    blind: bool = False
 
 
 _NAMED = {
@@ -143,12 +145,10 @@ _NAMED = {
         Baseline("oracle", "oracle"),
     )
 }
-_NAMED |= {
-    f"{name}+truth": Baseline(f"{name}+truth", name, truth=True)
-    for name, policy in POLICIES.items()
-    if issubclass(policy, RankedPolicy)
-}
-"""A predicting policy with a perfect predictor."""
+_PREDICTING = [name for name, policy in POLICIES.items() if issubclass(policy, RankedPolicy)]
+_NAMED |= {f"{name}+truth": Baseline(f"{name}+truth", name, truth=True) for name in _PREDICTING}
+_NAMED |= {f"{name}+blind": Baseline(f"{name}+blind", name, blind=True) for name in _PREDICTING}
+"""A predicting policy with a perfect predictor, and with nothing but the prior of all tools."""
 
 
 def names() -> tuple[str, ...]:

@@ -247,9 +247,10 @@ class Simulation:
 
     def _hints(self, trajectory: Trajectory, index: int) -> dict[str, Any]:
         """What the server knows of the request: as a client sends it, or as it reads it off the answer."""
-        payload = hint(trajectory, index, oracle=self._run.baseline.truth)
+        heard = not self._run.baseline.blind
+        payload = hint(trajectory, index, oracle=self._run.baseline.truth, tool_calls=heard)
         said = payload["agentcache"]
-        if index + 1 < len(trajectory.turns) and trajectory.turns[index + 1].kind == "user":
+        if heard and index + 1 < len(trajectory.turns) and trajectory.turns[index + 1].kind == "user":
             # The answer holds no tool call.
             said["tool_calls"] = []
         if not self._completion:

@@ -128,21 +128,24 @@ def test_completion_releases_at_once(tau, simulate):
     assert simulate("rr+tiers", tau, 4, enough).released_tokens == 0
 
 
-def test_only_truth_policies_hear_how_long_a_tool_takes(tau, tau_pool, simulate, monkeypatch):
+@pytest.mark.parametrize(
+    ("policy", "durations", "calls"),
+    [("predictive", False, True), ("predictive+truth", True, True), ("predictive+blind", False, False)],
+)
+def test_what_a_policy_hears_of_tools(tau, tau_pool, simulate, monkeypatch, policy, durations, calls):
     from sglang_agentcache.cache.radix_cache import AgentRadixCache
 
-    said: list[object] = []
+    said: list[dict[str, object]] = []
     arrived = AgentRadixCache.request_arrived
 
     def listen(self, req):
-        said.append(req.sampling_params.custom_params["agentcache"].get("expected_idle_s"))
+        said.append(req.sampling_params.custom_params["agentcache"])
         arrived(self, req)
 
     monkeypatch.setattr(AgentRadixCache, "request_arrived", listen)
-    simulate("predictive", tau, 12, tau_pool)
-    assert set(said) == {None}
-    simulate("predictive+truth", tau, 12, tau_pool)
-    assert set(said) != {None}
+    simulate(policy, tau, 12, tau_pool)
+    assert any("expected_idle_s" in one for one in said) is durations
+    assert any("tool_calls" in one for one in said) is calls
 
 
 def test_long_prompts_are_chunked_and_cost_the_same_tokens(tau, tau_pool, simulate):
