@@ -31,8 +31,6 @@ FILL_BATCH = 500
 MEASURED_STEPS = 2_000
 """After so many steps with a queue of the wanted length, the requests that are left are aborted."""
 POLL_S = 0.5
-
-
 CHUNK_TOKENS = 1024
 CASES: Mapping[str, Policy] = {
     "stock": POLICIES["lru"],
@@ -67,9 +65,9 @@ class Loaded:
     def measure(self, waiting: int) -> list[step_timer.Step]:
         """The steps planned while half to one and a half times so many requests were waiting."""
         found: list[step_timer.Step] = []
+        seen = sum(1 for _ in step_timer.read(self._steps))
         count = RUNNING + waiting + waiting // 2
         while len(found) < MEASURED_STEPS:
-            before = self._lines()
             agents = range(len(self._histories))
             chosen = self._random.sample(agents, min(count, len(agents)))
             new = range(len(agents), len(agents) + count - len(chosen))
@@ -80,18 +78,14 @@ class Loaded:
             outputs = [self._random.randint(1, 2 * OUTPUT_TOKENS - 1) for _ in range(count)]
             sending = threading.Thread(target=self._send, args=([*chosen, *new], outputs))
             sending.start()
-            steps: list[step_timer.Step] = []
             while sending.is_alive():
                 sending.join(POLL_S)
-                recent = list(step_timer.read(self._steps))[before:]
-                steps = [step for step in recent if waiting / 2 <= step.waiting <= 1.5 * waiting]
-                if len(found) + len(steps) >= MEASURED_STEPS:
+                recent = list(step_timer.read(self._steps, seen))
+                seen += len(recent)
+                found += [step for step in recent if waiting / 2 <= step.waiting <= 1.5 * waiting]
+                if len(found) >= MEASURED_STEPS:
                     counters.post(self._url, "/abort_request", {"abort_all": True})
-            found += steps
         return found
-
-    def _lines(self) -> int:
-        return sum(1 for _ in step_timer.read(self._steps))
 
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(1, 250) for _ in range(count)]

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +43,12 @@ def installed_in(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths), OUTPUT: str(folder / "steps.jsonl")}
 
 
-def read(path: Path) -> Iterator[Step]:
-    """The steps written so far; the last few may still be in the scheduler's buffer."""
+def read(path: Path, skip: int = 0) -> Iterator[Step]:
+    """The steps written so far but the first `skip`; the last few may still be in the scheduler's buffer."""
     if not path.exists():
         return
     with path.open() as lines:
-        for line in lines:
+        for line in islice(lines, skip, None):
             yield Step(*json.loads(line))
 
 

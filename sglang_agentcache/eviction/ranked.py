@@ -146,7 +146,8 @@ class RankedPolicy(EvictionPolicy):
         if self._cut:
             self._rank(_taken(self._cut), now)
         if self._top() is None and self._new:
-            self._rank_new(now)
+            self._prepare()
+            self._rank(_taken(self._new), now)
         return self._top()
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
@@ -221,10 +222,6 @@ class RankedPolicy(EvictionPolicy):
             heapq.heappop(self._heap)
         return None
 
-    def _rank_new(self, now: float) -> None:
-        self._prepare()
-        self._rank(_taken(self._new), now)
-
     def _predictor_failed(self, trajectories: int = 1) -> None:
         """A wrong prediction may change the order, never stop the server. Call it while handling the exception."""
         if not self._fell_back:
@@ -241,18 +238,14 @@ class RankedPolicy(EvictionPolicy):
         except Exception:
             self._predictor_failed(len(trajectories))
             scores = -elapsed_s
-        entries = []
         for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
             memo = _memo(trajectory)
             memo.version += 1
-            entries.append((score if math.isfinite(score) else 0.0, trajectory.serial, memo.version))
-        if len(entries) == 1 and self._heap:
-            heapq.heappush(self._heap, entries[0])
-            return
-        self._heap += entries
+            entry = (score if math.isfinite(score) else 0.0, trajectory.serial, memo.version)
+            heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._joined):
             self._heap = [entry for entry in self._heap if self._holds(entry)]
-        heapq.heapify(self._heap)
+            heapq.heapify(self._heap)
 
     def _holds(self, entry: tuple[float, int, int]) -> bool:
         _, serial, version = entry

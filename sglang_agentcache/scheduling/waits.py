@@ -91,7 +91,7 @@ class Waits:
 
     def returned(self, trajectory: Trajectory, idle_s: float) -> None:
         """A trajectory is back; its hints still tell what it waited for."""
-        calls = trajectory.hints.tool_calls if trajectory.hints is not None else None
+        calls = _waited_for(trajectory)
         if calls is None:
             return
         self.durations.add(calls, idle_s)
@@ -100,7 +100,7 @@ class Waits:
 
     def abandoned(self, trajectory: Trajectory, idle_s: float) -> None:
         """A trajectory has been completed while it waited: it would have waited longer."""
-        calls = trajectory.hints.tool_calls if trajectory.hints is not None else None
+        calls = _waited_for(trajectory)
         if calls is not None and self.log is not None:
             self.log.add(trajectory.key, calls, idle_s, censored=True)
 
@@ -129,3 +129,8 @@ class Waits:
             else {"estimator": self.policy.predictor.estimator, "artefact": self.artefact},
             "tools": self.durations.most_frequent(),
         }
+
+
+def _waited_for(trajectory: Trajectory) -> tuple[ToolCall, ...] | None:
+    """The calls of its last turn; () for none, None if that is not known."""
+    return trajectory.hints.tool_calls if trajectory.hints is not None else None
