@@ -10,6 +10,8 @@ from tests.support.e2e_client import Client, random_tokens
 from tests.support.e2e_servers import LRU, PLUGIN, RR, RR_PAGE_16, TENSOR_PARALLEL, Running, on
 
 SHARED, PRIVATE, OUTPUT = 500, 1_500, 6
+BUSY_TOKENS = 1_500
+"""An answer that is still being written when the client, on a machine with a lot to do, has sent its next request."""
 EVERYWHERE = on(RR, RR_PAGE_16, LRU)
 
 
@@ -113,7 +115,7 @@ def test_while_a_request_runs_completion_is_deferred(
     first = random_tokens(rng, 800)
     history = first + client.generate(first, "busy").output_ids
     free = client.free_tokens()
-    with client.streaming(history + random_tokens(rng, 100), "busy", 300) as stream:
+    with client.streaming(history + random_tokens(rng, 100), "busy", BUSY_TOKENS) as stream:
         next(stream)
         answer = client.complete("busy")
         assert answer["known"] is True
@@ -121,7 +123,7 @@ def test_while_a_request_runs_completion_is_deferred(
         assert answer["deferred_tokens"] == server.whole_pages(len(history) - 1)
         assert client.complete("busy")["known"] is False
         events = list(stream)
-    assert events[-1]["meta_info"]["completion_tokens"] == 300
+    assert events[-1]["meta_info"]["completion_tokens"] == BUSY_TOKENS
     assert client.free_tokens() == free + server.whole_pages(len(history) - 1)
     assert client.settled()["trajectories"]["idle"] == 0
 
@@ -129,7 +131,7 @@ def test_while_a_request_runs_completion_is_deferred(
 @EVERYWHERE
 def test_a_late_request_begins_a_new_generation(server: Running, client: Client, rng: random.Random) -> None:
     prompt = random_tokens(rng, 640)
-    with client.streaming(prompt, "again", 300) as stream:
+    with client.streaming(prompt, "again", BUSY_TOKENS) as stream:
         next(stream)
         client.complete("again")
         client.generate(prompt + random_tokens(rng, 64), "again")
