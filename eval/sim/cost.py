@@ -85,7 +85,12 @@ MODELS: Mapping[str, Model] = {
 }
 # Vendor data sheets, SXM parts, without sparsity.
 GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu for gpu in (Gpu("h100", 989e12, 3.35e12, 80e9), Gpu("h200", 989e12, 4.8e12, 141e9))
+    gpu.name: gpu
+    for gpu in (
+        Gpu("h100", 989e12, 3.35e12, 80e9),
+        Gpu("h200", 989e12, 4.8e12, 141e9),
+        Gpu("h20", 148e12, 4.0e12, 96e9),  # much bandwidth, little compute: prefill is 6.7 times slower
+    )
 }
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import Req
 
 from eval.sim.scheduler import Step, Worker
+from eval.sim.schedules import Schedule
 from sglang_agentcache.scheduling.admission import Door
+from sglang_agentcache.scheduling.overcommit import target_waste
 
 
 class GuardedWorker(Worker):
@@ -20,7 +22,8 @@ class GuardedWorker(Worker):
         super().__init__(*args)
         cache = self.world.agent_cache
         assert cache is not None
-        self.door = Door(cache.table, self.world.capacity_tokens, cache.clock.now)
+        schedule = Schedule.parse(self.settings.schedule).name
+        self.door = Door(cache.table, self.world.capacity_tokens, cache.clock.now, target_waste(schedule))
 
     def enqueue(self, req: Req, now: float) -> None:
         super().enqueue(req, now)

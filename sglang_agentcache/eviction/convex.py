@@ -19,7 +19,7 @@ from sglang_agentcache.predictor.duration import PreparedWait
 from .base import IdleTrajectory
 from .ranked import REBUILD_INTERVAL, RankedPolicy, prepared_waits, said_left
 
-EXPONENT = 1.5
+EXPONENT = 2.0
 DELAY_S = 0.2
 """Chosen with the exponent in the simulator, and confirmed with other seeds (docs/results.md)."""
 CHUNK_TOKENS = 1024

@@ -1,12 +1,11 @@
 """An order of idle trajectories by a number that changes as time passes.
 
 Shared by the policies that predict. The numbers are computed together (vectorised), once in `rebuild_interval`
-evictions (CacheWise, section 5.3), for those that have joined since and for up to `REFRESHED` others in turn; in
-between, only one that has lost a chunk is looked at again. So an eviction's cost does not grow with the number of
-trajectories.
+evictions (CacheWise, section 5.3), for up to `REFRESHED` trajectories in turn; in between, only those that have
+joined or lost a chunk are looked at. So an eviction's cost does not grow with the number of trajectories.
 
-A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches. One that
-is back before the next rebuild never needs a rank.
+A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when a
+victim is asked for. One that is back before the next eviction never needs a rank.
 """
 
 from __future__ import annotations
@@ -92,11 +91,9 @@ class RankedPolicy(EvictionPolicy):
                 )
         self._estimator, self._artefact = estimator, predictor
         self._joined: dict[int, IdleTrajectory] = {}
-        # In the order they came: those to be prepared, those that join the order with the next rebuild, and those to
-        # be ranked before another victim is named.
+        # In the order they came: those to be prepared, and those (and more) to be ranked, before a victim is named.
         self._unprepared: dict[int, IdleTrajectory] = {}
-        self._new: dict[int, IdleTrajectory] = {}
-        self._cut: dict[int, IdleTrajectory] = {}
+        self._unranked: dict[int, IdleTrajectory] = {}
         self._turns: list[int] = []
         self._lessons = Lessons(self._predictor_failed)
         self._heap: list[tuple[float, int, int]] = []
@@ -124,15 +121,14 @@ class RankedPolicy(EvictionPolicy):
         basis = "prior" if calls is None else "tool_call" if calls else "person"
         self.forecasts["client" if memo.expected_s is not None else basis] += 1
         memo.version += 1
-        for noted in (self._joined, self._unprepared, self._new):
+        for noted in (self._joined, self._unprepared, self._unranked):
             noted[trajectory.serial] = trajectory
-        self._cut.pop(trajectory.serial, None)
         self._heard_at = now
         if len(self._unprepared) >= BATCH:
             self._prepare()
 
     def leave(self, trajectory: IdleTrajectory) -> None:
-        for known in (self._joined, self._unprepared, self._new, self._cut):
+        for known in (self._joined, self._unprepared, self._unranked):
             known.pop(trajectory.serial, None)
         if trajectory.closing:
             # It will not come back from this wait: the wait lasted at least until the last time we heard of.
@@ -143,17 +139,22 @@ class RankedPolicy(EvictionPolicy):
             self.join(trajectory, now)
 
     def victim(self, now: float) -> IdleTrajectory | None:
-        if self._cut:
-            self._rank(_taken(self._cut), now)
-        if self._top() is None and self._new:
-            self._prepare()
-            self._rank(_taken(self._new), now)
-        return self._top()
+        if self._unranked:
+            if self._unprepared:
+                self._prepare()
+            unranked = list(self._unranked.values())
+            self._unranked.clear()
+            self._rank(unranked, now)
+        while self._heap:
+            if self._holds(self._heap[0]):
+                return self._joined[self._heap[0][1]]
+            heapq.heappop(self._heap)
+        return None
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
         if trajectory.serial in self._joined:
             _memo(trajectory).version += 1
-            self._cut[trajectory.serial] = trajectory
+            self._unranked[trajectory.serial] = trajectory
 
     def begin_eviction(self, now: float) -> None:
         self._heard_at = now
@@ -167,17 +168,15 @@ class RankedPolicy(EvictionPolicy):
         self._rank(trajectories, now)
 
     def _due(self) -> list[IdleTrajectory]:
-        new = _taken(self._new)
         if len(self._joined) <= REFRESHED:
-            for stale in (self._heap, self._turns, self._cut):
+            for stale in (self._heap, self._turns, self._unranked):
                 stale.clear()
             return list(self._joined.values())
         if not self._turns:
             self._turns = list(self._joined)
         turn, self._turns = self._turns[-REFRESHED:], self._turns[:-REFRESHED]
-        seen = {trajectory.serial for trajectory in new}
-        return new + [
-            self._joined[serial] for serial in turn if serial in self._joined and serial not in seen
+        return [
+            self._joined[serial] for serial in turn if serial in self._joined and serial not in self._unranked
         ]
 
     def __len__(self) -> int:
@@ -215,13 +214,6 @@ class RankedPolicy(EvictionPolicy):
             if prepared is None:
                 memo.waits_for = None
 
-    def _top(self) -> IdleTrajectory | None:
-        while self._heap:
-            if self._holds(self._heap[0]):
-                return self._joined[self._heap[0][1]]
-            heapq.heappop(self._heap)
-        return None
-
     def _predictor_failed(self, trajectories: int = 1) -> None:
         """A wrong prediction may change the order, never stop the server. Call it while handling the exception."""
         if not self._fell_back:
@@ -251,13 +243,6 @@ class RankedPolicy(EvictionPolicy):
         _, serial, version = entry
         trajectory = self._joined.get(serial)
         return trajectory is not None and _memo(trajectory).version == version
-
-
-def _taken(noted: dict[int, IdleTrajectory]) -> list[IdleTrajectory]:
-    """All of them, no longer noted."""
-    taken = list(noted.values())
-    noted.clear()
-    return taken
 
 
 def _rounded(scores: np.ndarray) -> np.ndarray:

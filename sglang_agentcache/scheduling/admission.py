@@ -27,7 +27,7 @@ from sglang_agentcache.trajectory.identity import TrajectoryKey
 from sglang_agentcache.trajectory.model import ANONYMOUS, Trajectory
 from sglang_agentcache.trajectory.table import TrajectoryTable
 
-from .overcommit import Load, Overcommit
+from .overcommit import TARGET_WASTE, Load, Overcommit
 
 PATIENCE_POOLS = 2.0
 AWAY_S = 60.0
@@ -82,15 +82,22 @@ class Door:
         table: of the cache.
         pool_tokens: of the device pool.
         now: the shared clock, seconds.
+        target: of the share of re-prefill, see `overcommit.target_waste`.
 
     Attributes:
         waited_s: seconds that those let in so far have waited, all together; ``longest_s`` is the longest.
         let_in: trajectories let in, by reason: ``room``, ``idle``, ``patience``.
     """
 
-    def __init__(self, table: TrajectoryTable, pool_tokens: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        table: TrajectoryTable,
+        pool_tokens: int,
+        now: Callable[[], float],
+        target: float = TARGET_WASTE,
+    ) -> None:
         self.table, self.pool_tokens, self._now = table, pool_tokens, now
-        self.load, self.overcommit = Load(), Overcommit()
+        self.load, self.overcommit = Load(), Overcommit(target)
         self.let_in = {"room": 0, "idle": 0, "patience": 0}
         self.waited_s = self.longest_s = 0.0
         self._waiting: dict[str, _Arrival] = {}  # first come first

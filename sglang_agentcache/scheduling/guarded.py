@@ -17,6 +17,7 @@ from sglang_agentcache.cache.radix_cache import AgentRadixCache
 from sglang_agentcache.flags import admission
 
 from .admission import Door
+from .overcommit import target_waste
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -50,7 +51,9 @@ class GuardedScheduler(Scheduler):
                 self.disaggregation_mode.value,
             )
         else:
-            self.door = Door(cache.table, self.max_total_num_tokens, cache.clock.now)
+            self.door = Door(
+                cache.table, self.max_total_num_tokens, cache.clock.now, target_waste(self.schedule_policy)
+            )
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         if self.door is not None:

@@ -121,9 +121,9 @@ class Traffic(RuleBasedStateMachine):
         req = self.queue.pop(data.draw(st.integers(0, len(self.queue) - 1)))
         self.at_the_door.pop(req.rid, None)
         self._gone(req, told=told)
-        if not told:
-            # It is found out when the door is looked at.
-            self.step(0.01, 1.0)
+        assert not told or req.rid not in self.door
+        # Those of whom nobody told are found out when the door is looked at.
+        self.step(0.01, 1.0)
 
     def _gone(self, req: Sent, *, told: bool = True) -> None:
         self.table.end(req.rid, self.now)

@@ -7,9 +7,11 @@ from sglang_agentcache.scheduling.overcommit import (
     IDLE,
     LEAST,
     START,
+    STARVING_TARGET_WASTE,
     TARGET_WASTE,
     Load,
     Overcommit,
+    target_waste,
 )
 
 
@@ -59,6 +61,17 @@ def test_it_settles_where_the_waste_meets_the_target(best):
         waste = max(0.0, min(1.0, TARGET_WASTE + (limit.limit - best) * 0.5))
         limit.update(waste, 0.0, limit.limit)
     assert limit.limit == pytest.approx(best, rel=0.05)
+
+
+def test_orders_that_let_the_costly_starve_may_have_more_inside():
+    for schedule in ("fcfs", "lpm", "hrrn", "prefix-aware"):
+        assert target_waste(schedule) == TARGET_WASTE
+    for schedule in ("prefix-aware-greedy", "shortest-prefill-first"):
+        limit = Overcommit(target_waste(schedule))
+        limit.update(TARGET_WASTE, 0.0, START)
+        assert limit.limit > START
+        limit.update(1.5 * STARVING_TARGET_WASTE, 0.0, limit.limit)
+        assert limit.limit < START
 
 
 def test_shares_of_the_time_of_a_round():
