@@ -141,7 +141,9 @@ def write_down_decisions(rank: int, folder: Path) -> None:
         return released
 
     def returned_(waits: Any, trajectory: Any, idle_s: float) -> None:
-        decisions.write(f"return {list(trajectory.key)} {idle_s} {trajectory.hints.tool_calls}\n")
+        # Without a policy that learns only the rank with the call log is told.
+        if waits.policy is not None:
+            decisions.write(f"return {list(trajectory.key)} {idle_s} {trajectory.hints.tool_calls}\n")
         returned(waits, trajectory, idle_s)
 
     def reload_(waits: Any, body: object) -> Any:
