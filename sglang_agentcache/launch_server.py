@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -19,6 +20,14 @@ def _value(argv: list[str], flag: str) -> str | None:
     return None
 
 
+def _size(argv: list[str], parallel: str) -> int:
+    """Ranks of one kind of parallelism; 1 for what SGLang's own parser will refuse."""
+    letter = parallel[0]
+    flags = (f"--{parallel}-parallel-size", f"--{letter}p-size", f"--{letter}p")
+    given = next(filter(None, (_value(argv, flag) for flag in flags)), "1")
+    return int(given) if given.isdecimal() else 1
+
+
 def prepare_cpu(argv: list[str]) -> list[str]:
     """What a run with `--device cpu` needs beyond its flags; whatever the user set stays as it is.
 
@@ -29,13 +38,13 @@ def prepare_cpu(argv: list[str]) -> list[str]:
         return argv
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    tp_size = int(
-        _value(argv, "--tp") or _value(argv, "--tp-size") or _value(argv, "--tensor-parallel-size") or 1
-    )
-    if tp_size > 1:
+    # With DP attention the data-parallel ranks are among the tensor-parallel ones.
+    own_ranks = ("tensor", "pipeline") if "--enable-dp-attention" in argv else ("tensor", "pipeline", "data")
+    ranks = math.prod(_size(argv, parallel) for parallel in own_ranks)
+    if ranks > 1:
         cores = os.cpu_count() or 1
         os.environ.setdefault(
-            "SGLANG_CPU_OMP_THREADS_BIND", "|".join(str(rank % cores) for rank in range(tp_size))
+            "SGLANG_CPU_OMP_THREADS_BIND", "|".join(str(rank % cores) for rank in range(ranks))
         )
     extra = [] if "--sleep-on-idle" in argv else ["--sleep-on-idle"]
     if "--enable-hierarchical-cache" in argv or "--enable-hicache" in argv:

@@ -1,6 +1,6 @@
 """All ranks evict the same, whatever is their own: clocks, hash seeds, delays. And they would not by their own clocks.
 
-AGENTCACHE_RANK_EVICTIONS=20000 runs it at length, with every policy.
+AGENTCACHE_RANK_EVICTIONS=20000 runs it at length, with every policy, and with pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 ASKED = os.environ.get("AGENTCACHE_RANK_EVICTIONS")
 EVICTIONS = int(ASKED or 2_000)
-POLICIES = ("rr", "predictive", "convex") if ASKED else ("convex",)
+ALWAYS = (("convex", "tp"),)
+AT_LENGTH = (("rr", "tp"), ("predictive", "tp"), ("rr", "pp"), ("convex", "pp"))
 EVICTIONS_PER_S = 20
 """Of a machine that is very busy."""
 MINUTE_S = 60.0
@@ -38,12 +39,12 @@ def artefacts(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.timeout(START_S + 300 + 2 * EVICTIONS / EVICTIONS_PER_S)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "parallel"), (*ALWAYS, *(AT_LENGTH if ASKED else ())))
 def test_ranks_with_nothing_in_common_evict_the_same(
-    policy: str, model: Path, artefacts: list[Path], tmp_path: Path
+    policy: str, parallel: str, model: Path, artefacts: list[Path], tmp_path: Path
 ) -> None:
     learns = policy != "rr"
-    with unlike_ranks(two_ranks(policy), model, tmp_path) as (server, records):
+    with unlike_ranks(two_ranks(policy, parallel), model, tmp_path) as (server, records):
         with Agents(server.client, artefacts if learns else (), seed=1) as agents:
             wait_until(lambda: records.count("cut") >= EVICTIONS, agents, 60 + EVICTIONS / EVICTIONS_PER_S)
         assert agents.failure is None

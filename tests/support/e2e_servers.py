@@ -94,13 +94,13 @@ PREFIX_AWARE = Config(
 )
 
 
-def two_ranks(policy: str) -> Config:
+def two_ranks(policy: str, parallel: str = "tp") -> Config:
     """Two ranks, and evictions of so few tokens that thousands of them take seconds."""
     return Config(
-        f"{policy}-tp2-small-chunks",
+        f"{policy}-{parallel}2-small-chunks",
         (
             *("--radix-eviction-policy", policy, "--radix-eviction-policy-config", '{"chunk_tokens": 16}'),
-            *("--tp", "2", "--tool-call-parser", "qwen"),
+            *(f"--{parallel}-size", "2", "--tool-call-parser", "qwen"),
             *("--schedule-policy", "prefix-aware", "--agentcache-admission", "auto"),
         ),
         pool_tokens=4_096,

@@ -53,8 +53,9 @@ def start_ranks_apart() -> None:
             return
         import unlike_ranks
 
-        rank = process._args[3]
-        process._target, process._args = unlike_ranks.run, (process._target, *process._args)
+        # Tensor- and pipeline-parallel rank; one of the two is 0.
+        rank = process._args[3] + process._args[4]
+        process._target, process._args = unlike_ranks.run, (rank, process._target, *process._args)
         os.environ |= {RANK: str(rank), "PYTHONHASHSEED": HASH_SEEDS[rank]}
         try:
             start(process)

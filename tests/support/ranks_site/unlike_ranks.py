@@ -23,15 +23,16 @@ HELD_FOR = 4
 LATE_S = 0.02
 
 
-def run(scheduler_main: Callable[..., None], *args: Any) -> None:
-    rank, folder = args[3], Path(os.environ[FOLDER])
+def run(rank: int, scheduler_main: Callable[..., None], *args: Any) -> None:
+    folder = Path(os.environ[FOLDER])
     own = {"hash": hash("x"), "hash_seed": os.environ["PYTHONHASHSEED"], "pid": os.getpid()}
     (folder / f"rank{rank}.json").write_text(json.dumps(own))
     # Of this rank alone, and different each time.
     chance = random.Random(os.urandom(8))
     read_another_predictor(rank)
     be_late(rank, chance)
-    shuffle_side_messages(chance)
+    if rank == 0:
+        shuffle_side_messages(chance)
     write_down_decisions(rank, folder)
     fail_on_request(folder / "own-clocks")
     scheduler_main(*args)

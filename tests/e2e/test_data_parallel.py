@@ -1,0 +1,45 @@
+"""Two data-parallel ranks: each keeps a table of its own, and what concerns a trajectory reaches the one that has it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from eval.counters import agentcache_states
+from sglang_agentcache.predictor.store import DEFAULT_DIR
+from tests.support.e2e_client import random_tokens
+from tests.support.e2e_servers import Config, complaint_in, running
+
+pytestmark = pytest.mark.slow
+
+TWO_REPLICAS = Config("convex-dp2", ("--radix-eviction-policy", "convex", "--dp-size", "2"), ranks=2)
+AGENTS = 6
+PROMPT, OUTPUT = 300, 4
+
+
+def test_completion_and_reload_reach_every_replica(model: Path, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    with running(TWO_REPLICAS, model, tmp_path / "server.log") as server:
+        client = server.client
+        replicas = [
+            client.generate(random_tokens(rng, PROMPT), f"agent-{number}", OUTPUT).meta["dp_rank"]
+            for number in range(AGENTS)
+        ]
+        assert set(replicas) == {0, 1}
+
+        for number in range(AGENTS):
+            answer = client.complete(f"agent-{number}")
+            # SGLang keeps no KV of the last token.
+            assert answer["known"] and answer["released_tokens"] == PROMPT + OUTPUT - 1
+        assert not client.complete("nobody")["known"]
+        assert not client.complete("agent-0")["known"], "it is over on the replica that had it, too"
+
+        artefact = client.post("/agentcache/predictor", {"path": str(DEFAULT_DIR)})["artefact"]
+        states = agentcache_states(client.get("/server_info").json())
+        assert [state["predictor"]["artefact"] for state in states] == [artefact] * 2
+        assert [state["released_tokens"] for state in states] == [
+            replicas.count(replica) * (PROMPT + OUTPUT - 1) for replica in (0, 1)
+        ]
+        assert complaint_in(server.log_text()) is None
