@@ -1,4 +1,4 @@
-"""Two data-parallel ranks: each keeps a table of its own, and what concerns a trajectory reaches the one that has it."""
+"""Two data-parallel ranks: each keeps its own table, and what concerns a trajectory reaches the one that has it."""
 
 from __future__ import annotations
 
