@@ -36,7 +36,7 @@ BASES = ("client", "tool_call", "person", "prior")
 """What a prediction may rest on: the client's own word, tool calls, that none was made, nothing."""
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
-REFRESHED = 512
+REFRESHED = 128
 """With more idle trajectories than this, a rebuild takes that many of them, the next one the next."""
 SCORE_BITS = 32
 GENERATED_WAITS = 5_000
