@@ -9,7 +9,7 @@ import pytest
 
 from eval.counters import Counters
 from tests.support.e2e_client import Client, random_tokens
-from tests.support.e2e_servers import LRU, LRU_PAGE_16, PLUGIN, RR, RR_PAGE_16, TENSOR_PARALLEL, Running, on
+from tests.support.e2e_servers import LRU, LRU_PAGE_16, PLUGIN, RR, RR_PAGE_16, Running, on
 
 AGENTS, SHARED, PRIVATE, NEWCOMER = 9, 500, 1_500, 8_000
 RETURNS = ("round", "reverse", "random", "all at once")
@@ -53,7 +53,7 @@ def returned_hits(server: Running, client: Client, rng: random.Random, order: st
 
 
 @pytest.mark.parametrize("order", RETURNS)
-@on(RR, RR_PAGE_16, TENSOR_PARALLEL)
+@on(RR, RR_PAGE_16)
 def test_round_robin_leaves_every_agent_much_of_its_history(
     server: Running, client: Client, rng: random.Random, order: str
 ) -> None:
