@@ -1,6 +1,6 @@
 """Two data-parallel ranks: each keeps its own table, and what concerns a trajectory reaches the one that has it.
 
-Only with AGENTCACHE_DATA_PARALLEL=1: SGLang's start with two replicas on a CPU did not always come to its end.
+Only with AGENTCACHE_DATA_PARALLEL=1: one start in three found its HTTP port taken meanwhile, and then hangs.
 """
 
 from __future__ import annotations
