@@ -4,6 +4,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,12 @@ def test_same_logs_same_bytes_plain_or_gzipped(tmp_path, form: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("form", SAMPLES)
-@pytest.mark.parametrize("other", SAMPLES)
+@pytest.mark.parametrize(
+    # AIPerf reads Mooncake's lines.
+    ("form", "other"),
+    [pair for pair in permutations(SAMPLES, 2) if pair != ("aiperf", "mooncake")],
+)
 def test_another_formats_file_is_refused_by_name(tmp_path, capsys, form: str, other: str) -> None:
-    if form == other or (form, other) == ("aiperf", "mooncake"):
-        pytest.skip("AIPerf reads Mooncake's lines")
     path, out = SAMPLES[other](tmp_path), tmp_path / "out.jsonl"
     assert run(form, path, out) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
