@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from eval import counters
 # SGLang's CPU engine needs the first; without the second a request costs 20 times as much on few cores.
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
 PLUGIN = "agentcache"
+PORTS = range(22_000, 30_000)
 
 
 class ServerFailed(RuntimeError):
@@ -26,10 +28,16 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nothing listens on now, for a process that binds it only later.
+
+    Below the ports that the kernel hands out (32768 and up by default): SGLang's processes draw theirs from those
+    while a server starts, and it hangs if its own has gone.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def without_our_plugin() -> dict[str, str]:

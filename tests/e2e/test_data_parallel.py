@@ -1,11 +1,7 @@
-"""Two data-parallel ranks: each keeps its own table, and what concerns a trajectory reaches the one that has it.
-
-Only with AGENTCACHE_DATA_PARALLEL=1: one start in three found its HTTP port taken meanwhile, and then hangs.
-"""
+"""Two data-parallel ranks: each keeps its own table, and what concerns a trajectory reaches the one that has it."""
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -16,12 +12,7 @@ from sglang_agentcache.predictor.store import DEFAULT_DIR
 from tests.support.e2e_client import random_tokens
 from tests.support.e2e_servers import Config, complaint_in, running
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not os.environ.get("AGENTCACHE_DATA_PARALLEL"), reason="AGENTCACHE_DATA_PARALLEL=1 runs it"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 TWO_REPLICAS = Config("convex-dp2", ("--radix-eviction-policy", "convex", "--dp-size", "2"), ranks=2)
 AGENTS = 6
