@@ -118,11 +118,12 @@ class Convex(RankedPolicy):
         if self.rate == "inverse":
             return np.asarray(1.0 / np.maximum(self.remaining_s(trajectories, elapsed_s, None), 1e-3))
         said = said_left(trajectories, elapsed_s)
-        left = np.nan_to_num(said)
+        unknown = np.isnan(said)
+        left = np.where(unknown, 0.0, said)
         if self.rate == "index":
             predicted = self.predictor.return_index(waits, elapsed_s, DELAY_S)
             declared = 1.0 / (left + DELAY_S)
         else:
             predicted = self.predictor.return_rate(waits, elapsed_s, self.turnover_s)
             declared = np.exp(-left / self.turnover_s)
-        return np.where(np.isnan(said), predicted, declared)
+        return np.where(unknown, predicted, declared)

@@ -10,7 +10,6 @@ victim is asked for. One that is back before the next eviction never needs a ran
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 from abc import abstractmethod
@@ -29,6 +28,7 @@ from sglang_agentcache.predictor.tool_calls import ToolCall, Wait, as_wait
 
 from .base import EvictionPolicy, IdleTrajectory
 from .lessons import BATCH, Lesson, Lessons, prepare_each
+from .ranking import Ranking
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ GENERATED_WAITS = 5_000
 class Memo:
     """What a predicting policy keeps of one trajectory for as long as it lives."""
 
-    __slots__ = ("expected_s", "history", "version", "wait", "waits_for")
+    __slots__ = ("expected_s", "history", "wait", "waits_for")
 
     def __init__(self) -> None:
         self.history = SessionHistory()
@@ -55,8 +55,6 @@ class Memo:
         self.wait: PreparedWait | None = None
         """None until an order has needed it, or if it could not be prepared."""
         self.expected_s: float | None = None
-        self.version = 0
-        """An entry of the heap with an older one is void."""
 
 
 class RankedPolicy(EvictionPolicy):
@@ -96,7 +94,7 @@ class RankedPolicy(EvictionPolicy):
         self._unranked: dict[int, IdleTrajectory] = {}
         self._turns: list[int] = []
         self._lessons = Lessons(self._predictor_failed)
-        self._heap: list[tuple[float, int, int]] = []
+        self._ranking = Ranking()
         self._evictions = 0
         self._heard_at = 0.0
         self._fell_back = False
@@ -120,7 +118,6 @@ class RankedPolicy(EvictionPolicy):
         memo.expected_s = getattr(hints, "expected_idle_s", None)
         basis = "prior" if calls is None else "tool_call" if calls else "person"
         self.forecasts["client" if memo.expected_s is not None else basis] += 1
-        memo.version += 1
         for noted in (self._joined, self._unprepared, self._unranked):
             noted[trajectory.serial] = trajectory
         self._heard_at = now
@@ -130,6 +127,7 @@ class RankedPolicy(EvictionPolicy):
     def leave(self, trajectory: IdleTrajectory) -> None:
         for known in (self._joined, self._unprepared, self._unranked):
             known.pop(trajectory.serial, None)
+        self._ranking.drop(trajectory.serial)
         if trajectory.closing:
             # It will not come back from this wait: the wait lasted at least until the last time we heard of.
             self._learn(trajectory, max(0.0, self._heard_at - trajectory.idle_since), censored=True)
@@ -145,15 +143,11 @@ class RankedPolicy(EvictionPolicy):
             unranked = list(self._unranked.values())
             self._unranked.clear()
             self._rank(unranked, now)
-        while self._heap:
-            if self._holds(self._heap[0]):
-                return self._joined[self._heap[0][1]]
-            heapq.heappop(self._heap)
-        return None
+        first = self._ranking.first()
+        return None if first is None else self._joined[first]
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
         if trajectory.serial in self._joined:
-            _memo(trajectory).version += 1
             self._unranked[trajectory.serial] = trajectory
 
     def begin_eviction(self, now: float) -> None:
@@ -169,8 +163,8 @@ class RankedPolicy(EvictionPolicy):
 
     def _due(self) -> list[IdleTrajectory]:
         if len(self._joined) <= REFRESHED:
-            for stale in (self._heap, self._turns, self._unranked):
-                stale.clear()
+            self._turns.clear()
+            self._unranked.clear()
             return list(self._joined.values())
         if not self._turns:
             self._turns = list(self._joined)
@@ -230,19 +224,8 @@ class RankedPolicy(EvictionPolicy):
         except Exception:
             self._predictor_failed(len(trajectories))
             scores = -elapsed_s
-        for trajectory, score in zip(trajectories, _rounded(scores).tolist(), strict=True):
-            memo = _memo(trajectory)
-            memo.version += 1
-            entry = (score if math.isfinite(score) else 0.0, trajectory.serial, memo.version)
-            heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._joined):
-            self._heap = [entry for entry in self._heap if self._holds(entry)]
-            heapq.heapify(self._heap)
-
-    def _holds(self, entry: tuple[float, int, int]) -> bool:
-        _, serial, version = entry
-        trajectory = self._joined.get(serial)
-        return trajectory is not None and _memo(trajectory).version == version
+        finite = np.where(np.isfinite(scores), scores, 0.0)
+        self._ranking.put([trajectory.serial for trajectory in trajectories], _rounded(finite))
 
 
 def _rounded(scores: np.ndarray) -> np.ndarray:

@@ -50,8 +50,9 @@ def order(policy: RankedPolicy, now: float) -> list[int]:
     """The serials of all that are joined, first victim first."""
     policy.begin_eviction(now)
     first = policy.victim(now)
-    joined = policy._joined
-    found = [s for _, s, version in sorted(policy._heap) if s in joined and joined[s].memo.version == version]
+    slots = policy._ranking._slots
+    found = sorted(slots, key=lambda serial: (policy._ranking._scores[slots[serial]], serial))
+    assert set(found) == set(policy._joined)
     assert found[:1] == ([] if first is None else [first.serial])
     return found
 
@@ -171,7 +172,7 @@ def test_without_an_eviction_notes_stay_few() -> None:
             policy.leave(idle)
             policy.returned(idle, 1.0)
             assert len(policy._lessons) < BATCH
-    assert not policy._heap and not policy._unprepared
+    assert not len(policy._ranking) and not policy._unprepared
 
 
 def test_a_parked_one_is_named_again_when_it_rejoins() -> None:
