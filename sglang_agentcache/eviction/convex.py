@@ -79,13 +79,29 @@ class Convex(RankedPolicy):
         self._counted_at: float | None = None
         self._counting_since = 0.0
 
-    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
+    def urgencies(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
+        """The return rate, as `rate` says."""
+        waits: list[PreparedWait | None] = prepared_waits(trajectories)
+        if self.rate == "inverse":
+            return np.asarray(1.0 / np.maximum(self.remaining_s(trajectories, elapsed_s, None), 1e-3))
+        said = said_left(trajectories, elapsed_s)
+        unknown = np.isnan(said)
+        left = np.where(unknown, 0.0, said)
+        if self.rate == "index":
+            predicted = self.predictor.return_index(waits, elapsed_s, DELAY_S)
+            declared = 1.0 / (left + DELAY_S)
+        else:
+            predicted = self.predictor.return_rate(waits, elapsed_s, self.turnover_s)
+            declared = np.exp(-left / self.turnover_s)
+        return np.where(unknown, predicted, declared)
+
+    def scores(self, trajectories: Sequence[IdleTrajectory], urgencies: np.ndarray) -> np.ndarray:
         chunk = self.chunk_tokens
         missing = np.array(
             [item.missing_tokens + (chunk or item.resident_tokens) for item in trajectories], dtype=np.float64
         )
         cost = 1.0 + (missing / self._typical_missing) ** self.exponent
-        return np.asarray(self._return_rate(trajectories, elapsed_s) * cost)
+        return np.asarray(urgencies * cost)
 
     def rebuild(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
         if trajectories:
@@ -112,18 +128,3 @@ class Convex(RankedPolicy):
         weight_s = RATE_MEMORY_S * (1.0 - math.exp(-seen_s / RATE_MEMORY_S))
         turnover = self._capacity_tokens * weight_s / self._recent_tokens
         return min(LONGEST_TURNOVER_S, max(SHORTEST_TURNOVER_S, turnover))
-
-    def _return_rate(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
-        waits: list[PreparedWait | None] = prepared_waits(trajectories)
-        if self.rate == "inverse":
-            return np.asarray(1.0 / np.maximum(self.remaining_s(trajectories, elapsed_s, None), 1e-3))
-        said = said_left(trajectories, elapsed_s)
-        unknown = np.isnan(said)
-        left = np.where(unknown, 0.0, said)
-        if self.rate == "index":
-            predicted = self.predictor.return_index(waits, elapsed_s, DELAY_S)
-            declared = 1.0 / (left + DELAY_S)
-        else:
-            predicted = self.predictor.return_rate(waits, elapsed_s, self.turnover_s)
-            declared = np.exp(-left / self.turnover_s)
-        return np.where(unknown, predicted, declared)

@@ -16,5 +16,5 @@ class Predictive(RankedPolicy):
 
     name: ClassVar[str] = "predictive"
 
-    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
+    def urgencies(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
         return -np.asarray(self.remaining_s(trajectories, elapsed_s, horizon=None))

@@ -1,8 +1,9 @@
 """An order of idle trajectories by a number that changes as time passes.
 
-Shared by the policies that predict. The numbers are computed together (vectorised), once in `rebuild_interval`
-evictions (CacheWise, section 5.3), for up to `REFRESHED` trajectories in turn; in between, only those that have
-joined or lost a chunk are looked at. So an eviction's cost does not grow with the number of trajectories.
+Shared by the policies that predict. What passing time changes (`urgencies`) is computed for many trajectories
+together, once in `rebuild_interval` evictions (CacheWise, section 5.3), for up to `REFRESHED` of them in turn; in
+between, only for those that have joined. A cut changes what the next chunk is worth (`scores`), not how soon its
+trajectory returns. So an eviction's cost does not grow with the number of trajectories.
 
 A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when a
 victim is asked for. One that is back before the next eviction never needs a rank.
@@ -36,7 +37,7 @@ BASES = ("client", "tool_call", "person", "prior")
 """What a prediction may rest on: the client's own word, tool calls, that none was made, nothing."""
 REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
-REFRESHED = 128
+REFRESHED = 64
 """With more idle trajectories than this, a rebuild takes that many of them, the next one the next."""
 SCORE_BITS = 32
 GENERATED_WAITS = 5_000
@@ -46,7 +47,7 @@ GENERATED_WAITS = 5_000
 class Memo:
     """What a predicting policy keeps of one trajectory for as long as it lives."""
 
-    __slots__ = ("expected_s", "history", "wait", "waits_for")
+    __slots__ = ("expected_s", "history", "urgency", "wait", "waits_for")
 
     def __init__(self) -> None:
         self.history = SessionHistory()
@@ -55,10 +56,12 @@ class Memo:
         self.wait: PreparedWait | None = None
         """None until an order has needed it, or if it could not be prepared."""
         self.expected_s: float | None = None
+        self.urgency = math.nan
+        """As last evaluated; NaN: never, or the predictor failed."""
 
 
 class RankedPolicy(EvictionPolicy):
-    """The trajectory with the smallest `scores` goes first; ties go to the older trajectory.
+    """The trajectory with the smallest of `scores` goes first; ties go to the older trajectory.
 
     Args:
         estimator: "stacked" (ours) or "cachewise" (arXiv 2606.16824, section 5.2) where no artefact is given.
@@ -102,8 +105,12 @@ class RankedPolicy(EvictionPolicy):
         """Waits by what their prediction rests on (`BASES`); "failed" counts what went without one."""
 
     @abstractmethod
-    def scores(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray, now: float) -> np.ndarray:
-        """What each trajectory's next chunk is worth keeping, [n]; the smallest goes first."""
+    def urgencies(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
+        """How soon each trajectory is needed again, [n]: what changes as time passes. Any scale; more is sooner."""
+
+    def scores(self, trajectories: Sequence[IdleTrajectory], urgencies: np.ndarray) -> np.ndarray:
+        """What each trajectory's next chunk is worth keeping, [n]: what changes with a cut, too."""
+        return urgencies
 
     def start(self) -> None:
         self.predictor = _load_predictor(self._estimator, self._artefact)
@@ -147,8 +154,9 @@ class RankedPolicy(EvictionPolicy):
         return None if first is None else self._joined[first]
 
     def visited(self, trajectory: IdleTrajectory, now: float) -> None:
-        if trajectory.serial in self._joined:
-            self._unranked[trajectory.serial] = trajectory
+        urgency = _memo(trajectory).urgency
+        if trajectory.serial in self._joined and not math.isnan(urgency):
+            self._put([trajectory], self.scores([trajectory], np.array([urgency])))
 
     def begin_eviction(self, now: float) -> None:
         self._heard_at = now
@@ -220,10 +228,16 @@ class RankedPolicy(EvictionPolicy):
             return
         elapsed_s = np.array([max(0.0, now - trajectory.idle_since) for trajectory in trajectories])
         try:
-            scores = self.scores(trajectories, elapsed_s, now)
+            urgencies = self.urgencies(trajectories, elapsed_s)
+            scores = self.scores(trajectories, urgencies)
         except Exception:
             self._predictor_failed(len(trajectories))
-            scores = -elapsed_s
+            urgencies, scores = np.full(len(trajectories), math.nan), -elapsed_s
+        for trajectory, urgency in zip(trajectories, urgencies.tolist(), strict=True):
+            trajectory.memo.urgency = urgency
+        self._put(trajectories, scores)
+
+    def _put(self, trajectories: Sequence[IdleTrajectory], scores: np.ndarray) -> None:
         finite = np.where(np.isfinite(scores), scores, 0.0)
         self._ranking.put([trajectory.serial for trajectory in trajectories], _rounded(finite))
 
@@ -244,13 +258,13 @@ def _memo(trajectory: IdleTrajectory) -> Memo:
 
 
 def prepared_waits(trajectories: Sequence[IdleTrajectory]) -> list[PreparedWait | None]:
-    return [_memo(trajectory).wait for trajectory in trajectories]
+    return [trajectory.memo.wait for trajectory in trajectories]
 
 
 def said_left(trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
     """Seconds left by what clients said of their idle time; NaN where they said nothing or were wrong."""
     said = np.array(
-        [math.nan if (expected := _memo(t).expected_s) is None else expected for t in trajectories],
+        [math.nan if (expected := t.memo.expected_s) is None else expected for t in trajectories],
         dtype=np.float64,
     )
     left = said - elapsed_s

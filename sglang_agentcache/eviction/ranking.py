@@ -27,7 +27,8 @@ class Ranking:
 
     def put(self, serials: Sequence[int], scores: np.ndarray) -> None:
         """Set the scores, float64 [n], of n serials, new or known."""
-        slots = [self._slot(serial) for serial in serials]
+        known = self._slots
+        slots = [known[serial] if serial in known else self._take(serial) for serial in serials]
         self._scores[slots] = scores
 
     def drop(self, serial: int) -> None:
@@ -44,13 +45,12 @@ class Ranking:
         least = self._scores.min()
         return int(self._serials[self._scores == least].min())
 
-    def _slot(self, serial: int) -> int:
-        slot = self._slots.get(serial)
-        if slot is None:
-            if not self._free:
-                self._grow()
-            slot = self._slots[serial] = self._free.pop()
-            self._serials[slot] = serial
+    def _take(self, serial: int) -> int:
+        """A free slot."""
+        if not self._free:
+            self._grow()
+        slot = self._slots[serial] = self._free.pop()
+        self._serials[slot] = serial
         return slot
 
     def _grow(self) -> None:

@@ -206,7 +206,8 @@ class DurationPredictor:
 
     def _waits(self, calls: object) -> tuple[list[PreparedWait], bool]:
         if isinstance(calls, list):
-            return [self.prepare(call) for call in calls], False
+            # Mostly prepared ones, hundreds at once.
+            return [call if isinstance(call, PreparedWait) else self.prepare(call) for call in calls], False
         return [self.prepare(calls)], True
 
     def _conditions(self, calls: object, elapsed: Any) -> tuple[list[PreparedWait], np.ndarray, bool]:

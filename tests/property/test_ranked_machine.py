@@ -75,7 +75,7 @@ class Watch:
 
     def cheapest(self, joined: list[Any], now: float) -> Any:
         elapsed = np.array([now - item.idle_since for item in joined])
-        scores = self.policy.scores(joined, elapsed, now)
+        scores = self.policy.scores(joined, self.policy.urgencies(joined, elapsed))
         least = scores.min()
         # Equal up to the last bits is equal; then the older one goes.
         equal = [

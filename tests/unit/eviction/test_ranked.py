@@ -171,7 +171,7 @@ class Counting(Predictive):
         super().__init__(rebuild_interval=1)
         self.seen: list[list[int]] = []
 
-    def scores(self, trajectories: Any, elapsed_s: np.ndarray, now: float) -> np.ndarray:
+    def urgencies(self, trajectories: Any, elapsed_s: np.ndarray) -> np.ndarray:
         self.seen.append([one.serial for one in trajectories])
         return np.array([-float(one.missing_tokens) for one in trajectories])
 
@@ -218,7 +218,7 @@ def test_ties_go_to_the_older(policy: RankedPolicy) -> None:
 class LastBits(Predictive):
     """Equal trajectories, as numpy computes them: not equal in the last bits."""
 
-    def scores(self, trajectories: Any, elapsed_s: np.ndarray, now: float) -> np.ndarray:
+    def urgencies(self, trajectories: Any, elapsed_s: np.ndarray) -> np.ndarray:
         return np.array([0.3 + one.serial % 2 * 2e-16 + one.missing_tokens for one in trajectories])
 
 
