@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=("evict", "growth", "schedule"),
         help="evict: time of an eviction; growth: memory over trajectories; schedule: the scheduler's CPU time a "
-        "step, on real servers (about 15 minutes)",
+        "step, on real servers (about 45 minutes)",
     )
     parser.add_argument(
         "--idle", default="10,100,1000,10000", help="idle trajectories (default: %(default)s)"
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--waiting", default="10,200,2000", help="for schedule: length of the queue (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--servers", type=int, default=3, help="for schedule: of each kind, in turns (default: %(default)s)"
     )
     parser.add_argument("--trajectories", type=int, default=100_000, help="for growth (default: %(default)s)")
     parser.add_argument(
@@ -229,7 +232,7 @@ def schedule_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     from eval import scheduling_time
 
     counts, queues = ([int(count) for count in text.split(",")] for text in (args.idle, args.waiting))
-    return scheduling_time.rows(counts, queues)
+    return scheduling_time.rows(counts, queues, args.servers)
 
 
 def main(args: argparse.Namespace) -> int:

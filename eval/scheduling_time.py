@@ -2,11 +2,13 @@
 
 Every server has a pool full of idle trajectories and a queue of a given length; requests continue idle
 trajectories or start new ones. What is compared is the main thread's time outside the forward pass
-(`eval.step_timer`), averaged over the steps of a run: requests arrive and finish in few of them.
+(`eval.step_timer`), averaged over the steps of a run: requests arrive and finish in few of them. Two servers alike
+differ by some 10 %, so several of each kind take turns, and the median of their ratios counts.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import tempfile
@@ -28,7 +30,7 @@ steps pass between two requests. The rest is short, for a CPU."""
 RUNNING = 32
 PREFILL_TOKENS = 512
 FILL_BATCH = 500
-MEASURED_STEPS = 2_000
+MEASURED_STEPS = 1_000
 """After so many steps with a queue of the wanted length, the requests that are left are aborted."""
 POLL_S = 0.5
 CHUNK_TOKENS = 1024
@@ -136,18 +138,31 @@ def run(name: str, model: Path, idle: int, waiting: Sequence[int], folder: Path)
             }
 
 
-def rows(idle: Sequence[int], waiting: Sequence[int]) -> list[dict[str, Any]]:
-    """Every case at every number of idle trajectories; each row's `ratio` is its mean by stock's."""
-    found: list[dict[str, Any]] = []
-    stock: dict[tuple[int, int], float] = {}
+def rows(idle: Sequence[int], waiting: Sequence[int], servers: int = 3) -> list[dict[str, Any]]:
+    """Every case at every number of idle trajectories, on so many servers of each kind.
+
+    Returns:
+        rows as `run` gives them, each figure the median of the servers, with `ratios`, of the mean by that of the
+        stock server just before, and their median, `ratio`.
+    """
+    found: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         write_tiny_model(model, TinyModel())
         # Case by case at each size: what is compared runs within minutes of each other.
-        for count, name in tqdm([(count, name) for count in idle for name in CASES], unit="server"):
-            folder = Path(scratch) / f"{count}-{name}"
+        for count, turn, name in tqdm(list(itertools.product(idle, range(servers), CASES)), unit="server"):
+            folder = Path(scratch) / f"{count}-{turn}-{name}"
             folder.mkdir()
             for row in run(name, model, count, waiting, folder):
-                mean = stock.setdefault((count, row["waiting"]), row["mean_us"])
-                found.append(row | {"ratio": round(row["mean_us"] / mean, 3)})
-    return found
+                found.setdefault((count, row["waiting"], name), []).append(row)
+    return [_median(alike, found[count, queue, "stock"]) for (count, queue, _), alike in found.items()]
+
+
+def _median(alike: Sequence[dict[str, Any]], stock: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    ratios = [row["mean_us"] / base["mean_us"] for row, base in zip(alike, stock, strict=True)]
+    figures = {
+        name: round(statistics.median(row[name] for row in alike), 1)
+        for name in ("steps", "mean_us", "median_us")
+    }
+    ratio = {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
+    return alike[0] | figures | ratio

@@ -32,7 +32,12 @@ class EndNotingStreamer(SchedulerOutputStreamer):
     on_ended: Callable[[Req], None] | None = None
 
     def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
-        ended = [req for req in reqs if req is not skip_req and req.finished() and not req.finished_output]
+        # Each step asks this of every running request: an attribute costs half of what `req.finished()` does.
+        ended = [
+            req
+            for req in reqs
+            if req.finished_reason is not None and not req.finished_output and req is not skip_req
+        ]
         super().stream_output(reqs, return_logprob, skip_req)
         if self.on_ended is not None:
             for req in ended:
