@@ -17,6 +17,7 @@ from sglang.srt.managers.schedule_policy import (
     CLIP_MAX_NEW_TOKENS,
     IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD,
     IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD,
+    WAITING_QUEUE_PREFIX_MATCH_MAX,
     AddReqResult,
     PrefillAdder,
     SchedulePolicy,
@@ -136,7 +137,9 @@ class PrefixAwarePolicy(SchedulePolicy):
         self._touch_waiting_prefixes(self.policy, waiting_queue)
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Req]) -> bool:
-        return True
+        # The load report that follows each prefill would read the match of every waiting request. Of a long queue it
+        # takes the estimate from the hit rate, as it does where SGLang's own policies stop matching.
+        return len(waiting_queue) <= WAITING_QUEUE_PREFIX_MATCH_MAX
 
     def shortest_prefill_chunk_limit(
         self, chunked_req: Req, waiting_queue: list[Req], budget: int, page_size: int

@@ -333,6 +333,9 @@ def test_the_figures_of_the_load_report_are_kept(server):
     queue.order()
     assert queue.policy.waiting_queue_prefix_matched(queue.waiting)
     assert {req.rid: req.num_matched_prefix_tokens for req in queue.waiting} == {"warm": 64, "cold": 0}
+    assert not queue.policy.waiting_queue_prefix_matched(queue.waiting * 65), (
+        "read one by one at each prefill"
+    )
 
 
 def test_what_sglang_may_not_reuse_counts_as_new(server):
