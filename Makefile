@@ -26,7 +26,7 @@ $(STAMP):
 	@touch $@
 
 demo: setup ## the real server on the CPU, once per policy, on recorded trajectories: table, JSON and plot in out/demo
-	$(RUN) -m eval demo --out out/demo
+	$(RUN) -m eval demo --out out/demo $(ARGS)
 
 pd-demo: setup ## the same with one prefill and three decode servers behind SGLang's router: out/pd-demo
 	$(RUN) -m eval pd-demo --out out/pd-demo $(ARGS)
