@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval.plugin import plugin_in
+
 NAME = "agentcache_step_timer"
 OUTPUT = "AGENTCACHE_STEP_TIMES"
 """Names the file that receives a line for each step."""
@@ -34,13 +36,7 @@ class Step(NamedTuple):
 
 def installed_in(folder: Path) -> dict[str, str]:
     """Make the entry point in this folder; returns the environment of a server that loads it."""
-    info = folder / f"{NAME}-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = eval.step_timer:activate\n")
-    checkout = Path(__file__).resolve().parent.parent
-    paths = [str(folder), str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), OUTPUT: str(folder / "steps.jsonl")}
+    return plugin_in(folder, NAME, "eval.step_timer:activate") | {OUTPUT: str(folder / "steps.jsonl")}
 
 
 def read(path: Path, skip: int = 0) -> Iterator[Step]:

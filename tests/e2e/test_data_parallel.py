@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eval.counters import agentcache_states
+from eval.plugin import plugin_in
 from sglang_agentcache.predictor.store import DEFAULT_DIR
 from tests.support.e2e_client import random_tokens
 from tests.support.e2e_servers import Config, complaint_in, running
 
 pytestmark = pytest.mark.slow
 
-TWO_REPLICAS = Config("convex-dp2", ("--radix-eviction-policy", "convex", "--dp-size", "2"), ranks=2)
+CONVEX = ("--radix-eviction-policy", "convex")
+TWO_REPLICAS = Config("convex-dp2", (*CONVEX, "--dp-size", "2"), ranks=2)
+DP_ATTENTION = Config(
+    "convex-dp-attention", (*CONVEX, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"), ranks=2
+)
 AGENTS = 6
 PROMPT, OUTPUT = 300, 4
 
 
-def test_completion_and_reload_reach_every_replica(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [TWO_REPLICAS, DP_ATTENTION], ids=lambda config: config.name)
+def test_completion_and_reload_reach_every_replica(config: Config, model: Path, tmp_path: Path) -> None:
+    if config is DP_ATTENTION:
+        plugin = plugin_in(tmp_path, "cpu_dp_attention", "tests.support.cpu_dp_attention:activate")
+        config = replace(config, environment=tuple(plugin.items()))
     rng = random.Random(0)
-    with running(TWO_REPLICAS, model, tmp_path / "server.log") as server:
+    with running(config, model, tmp_path / "server.log") as server:
         client = server.client
         replicas = [
             client.generate(random_tokens(rng, PROMPT), f"agent-{number}", OUTPUT).meta["dp_rank"]
