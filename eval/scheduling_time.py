@@ -138,7 +138,7 @@ def run(name: str, model: Path, idle: int, waiting: Sequence[int], folder: Path)
             }
 
 
-def rows(idle: Sequence[int], waiting: Sequence[int], servers: int = 3) -> list[dict[str, Any]]:
+def rows(idle: Sequence[int], waiting: Sequence[int], servers: int) -> list[dict[str, Any]]:
     """Every case at every number of idle trajectories, on so many servers of each kind.
 
     Returns:

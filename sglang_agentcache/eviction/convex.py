@@ -81,9 +81,9 @@ class Convex(RankedPolicy):
 
     def urgencies(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
         """The return rate, as `rate` says."""
-        waits: list[PreparedWait | None] = prepared_waits(trajectories)
         if self.rate == "inverse":
             return np.asarray(1.0 / np.maximum(self.remaining_s(trajectories, elapsed_s, None), 1e-3))
+        waits: list[PreparedWait | None] = prepared_waits(trajectories)
         said = said_left(trajectories, elapsed_s)
         unknown = np.isnan(said)
         left = np.where(unknown, 0.0, said)

@@ -206,8 +206,7 @@ class DurationPredictor:
 
     def _waits(self, calls: object) -> tuple[list[PreparedWait], bool]:
         if isinstance(calls, list):
-            # Mostly prepared ones, hundreds at once.
-            return [call if isinstance(call, PreparedWait) else self.prepare(call) for call in calls], False
+            return [self.prepare(call) for call in calls], False
         return [self.prepare(calls)], True
 
     def _conditions(self, calls: object, elapsed: Any) -> tuple[list[PreparedWait], np.ndarray, bool]:

@@ -186,6 +186,7 @@ def test_of_very_many_a_rebuild_takes_some_in_turn(monkeypatch: pytest.MonkeyPat
     assert sorted(policy.seen.pop()) == list(range(45)), "all are new"
     for _ in range(5):
         policy.begin_eviction(0.0)
+        assert len(policy._ranking) == 45, "nothing stale is kept"
     assert [len(seen) for seen in policy.seen] == [10, 10, 10, 10, 5]
     assert sorted(serial for seen in policy.seen for serial in seen) == list(range(45))
     policy.join(late := Idle(99, missing_tokens=7), 0.0)
