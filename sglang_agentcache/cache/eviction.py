@@ -7,6 +7,7 @@ superclass: insertion, matching, locks, HiCache write-back, KV events, metrics.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,11 @@ FULL = ComponentType.FULL
 
 Tracker = dict[ComponentType, int]
 
+AHEAD = 256
+"""An eviction takes from trajectories at least a 256th of the pool, or a chunk where that is less. Short ones
+give a few dozen tokens each, which a decode step or two use up; an eviction's cost is mostly that of the first victim:
+code and data that the forward pass has driven out of the CPU's caches."""
+
 
 class Released(NamedTuple):
     """What a completion gave back, in tokens."""
@@ -48,12 +54,21 @@ class Released(NamedTuple):
     deferred_tokens: int
 
 
+class Cut(NamedTuple):
+    """What one visit to a trajectory gave."""
+
+    tokens: int
+    spent: bool
+    """It is known that nothing private and unlocked is left of it."""
+
+
 class TailEvictingCache(UnifiedRadixCache):
     """Evicts by trajectory, given a table that says whose history ends where.
 
     Order of eviction, with a policy of ours: superseded branches, the policy's tail chunks of idle
     trajectories, then every other leaf in SGLang's own order except what active trajectories end at, then
-    the tails of active trajectories that hold no lock (newest arrival first), then whatever is left.
+    the tails of active trajectories that hold no lock (newest arrival first), then whatever is left. Trajectories
+    give somewhat more than is asked for (`AHEAD`).
     With one of SGLang's own policies: SGLang's order, untouched.
 
     Args:
@@ -61,6 +76,9 @@ class TailEvictingCache(UnifiedRadixCache):
         config: ours.
         clock: orders idle times; shared by all ranks.
     """
+
+    all_owned_s = 1.0
+    """If active trajectories prove to end at every leaf, which takes a look at each, that is believed for so long."""
 
     def __init__(self, params: CacheInitParams, config: AgentCacheConfig, clock: Clock) -> None:
         self.agent_config = config
@@ -74,6 +92,7 @@ class TailEvictingCache(UnifiedRadixCache):
         self._tails: TailReader | None = None
         self._leaving: TreePathNodeInfo | None = None
         self._spare_active = False
+        self._all_owned_until = -math.inf
         self._held_frees: list[torch.Tensor] | None = None
         super().__init__(params)
         self._tails = TailReader(self.tree_core)
@@ -146,16 +165,18 @@ class TailEvictingCache(UnifiedRadixCache):
                 self._evict_superseded(enough, tracker)
                 self._evict_idle(enough, tracker)
         if missing() > 0:
-            self._spare_active = True
-            try:
-                self._counted("unowned_tokens", tracker, by_sglang)
-            finally:
-                self._spare_active = False
+            self._evict_unowned(by_sglang, tracker)
         if missing() > 0:
             with self._until_freed(missing, tracker, allocation_reclaim_satisfied) as enough:
                 self._evict_active(enough, tracker)
             self._counted("last_resort_tokens", tracker, by_sglang)
         self.policy.evicted(tracker[FULL] - already, self.token_to_kv_pool_allocator.size, self.clock.now())
+
+    @property
+    def _ahead(self) -> int:
+        """Tokens that an eviction takes from trajectories at least, as far as they have them."""
+        part = self.token_to_kv_pool_allocator.size // AHEAD
+        return min(part, self.agent_config.chunk_tokens or part)
 
     @contextmanager
     def _until_freed(
@@ -165,7 +186,7 @@ class TailEvictingCache(UnifiedRadixCache):
         if satisfied is not None:
             yield lambda: missing() <= 0
             return
-        goal = tracker[FULL] + missing()
+        goal = tracker[FULL] + max(missing(), self._ahead)
         with self._batched_frees():
             yield lambda: tracker[FULL] >= goal
 
@@ -214,34 +235,41 @@ class TailEvictingCache(UnifiedRadixCache):
             if victim is None:
                 return
             assert isinstance(victim, Trajectory)
-            freed = self._cut(victim, tracker)
-            if freed == 0:
+            cut = self._cut(victim, tracker)
+            if cut.tokens:
+                self.stats["tail_chunks"] += 1
+                self.stats["tail_tokens"] += cut.tokens
+            if cut.spent:
                 self.table.park(victim, now)
-                continue
-            self.policy.visited(victim, now)
-            self.stats["tail_chunks"] += 1
-            self.stats["tail_tokens"] += freed
+            else:
+                self.policy.visited(victim, now)
+
+    def _evict_unowned(self, by_sglang: Callable[[], None], tracker: Tracker) -> None:
+        """What no active trajectory ends at, in SGLang's order."""
+        now = self.clock.now()
+        if now < self._all_owned_until:
+            return
+        before = tracker[FULL]
+        self._spare_active = True
+        try:
+            self._counted("unowned_tokens", tracker, by_sglang)
+        finally:
+            self._spare_active = False
+        if tracker[FULL] == before:
+            self._all_owned_until = now + self.all_owned_s
 
     def _evict_active(self, enough: Callable[[], bool], tracker: Tracker) -> None:
         """Last resort: tails of queued or retracted trajectories, newest arrival first."""
-        active = {self.table.of_request(rid) for rid in self.table.requests_in_flight()}
-        newest_first = sorted(
-            (trajectory for trajectory in active if trajectory is not None),
-            key=lambda trajectory: max(trajectory.requests.values()),
-            reverse=True,
-        )
-        for trajectory in newest_first:
-            freed = -1
-            while not enough() and freed != 0:
-                freed = self._cut(trajectory, tracker)
-                self.stats["active_tokens"] += freed
+        for trajectory in self.table.active():
+            spent = not trajectory.branches
+            while not spent:
+                if enough():
+                    return
+                tokens, spent = self._cut(trajectory, tracker)
+                self.stats["active_tokens"] += tokens
 
-    def _cut(self, trajectory: Trajectory, tracker: Tracker) -> int:
-        """Drop one tail chunk of a trajectory, least recently extended branch first.
-
-        Returns:
-            tokens freed; 0 if it has no private, unlocked leaf.
-        """
+    def _cut(self, trajectory: Trajectory, tracker: Tracker) -> Cut:
+        """Drop one tail chunk of a trajectory, least recently extended branch first."""
         chunk = self.agent_config.chunk_tokens
         before = tracker[FULL]
         for branch in list(trajectory.branches):
@@ -251,11 +279,13 @@ class TailEvictingCache(UnifiedRadixCache):
                 budget = chunk - (tracker[FULL] - before) if chunk else None
                 if not self.table.private_to(step.node_id, trajectory):
                     break
-                if not self._cut_leaf(branch, step, budget, tracker):
-                    return tracker[FULL] - before
-                if self.agent_config.visit == "leaf":
-                    return tracker[FULL] - before
-        return tracker[FULL] - before
+                goes_on = self._cut_leaf(branch, step, budget, tracker)
+                cut = Cut(tracker[FULL] - before, spent=tracker[FULL] == before)
+                if not goes_on or self.agent_config.visit == "leaf":
+                    return cut
+        freed = tracker[FULL] - before
+        # Of several branches one may have been in the way of another that was looked at before it.
+        return Cut(freed, spent=freed == 0 or len(trajectory.branches) <= 1)
 
     def _cut_leaf(self, branch: Branch, step: TreePathNodeInfo, budget: int | None, tracker: Tracker) -> bool:
         """Drop the leaf a branch ends at, or its last `budget` tokens if it is longer.

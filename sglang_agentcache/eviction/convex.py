@@ -110,6 +110,7 @@ class Convex(RankedPolicy):
         super().rebuild(trajectories, now)
 
     def evicted(self, tokens: int, capacity_tokens: int, now: float) -> None:
+        super().evicted(tokens, capacity_tokens, now)
         if self._counted_at is None:
             self._counted_at = self._counting_since = now
         self._recent_tokens *= math.exp(-(now - self._counted_at) / RATE_MEMORY_S)

@@ -3,10 +3,11 @@
 Shared by the policies that predict. What passing time changes (`urgencies`) is computed for many trajectories
 together, once in `rebuild_interval` evictions (CacheWise, section 5.3), for up to `REFRESHED` of them in turn; in
 between, only for those that have joined. A cut changes what the next chunk is worth (`scores`), not how soon its
-trajectory returns. So an eviction's cost does not grow with the number of trajectories.
+trajectory returns. So an eviction's cost does not grow with the number of trajectories. Evictions of a few tokens
+each, as short trajectories give, share one order until a chunk's worth has gone or `FRESH_S` have passed.
 
-A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when a
-victim is asked for. One that is back before the next eviction never needs a rank.
+A request that ends or returns is only noted: what it waits for is prepared, ranked and learned in batches, when the
+order is next brought up to date. One that is back before then never needs a rank.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ REBUILD_INTERVAL = 3
 """CacheWise's default, in scheduler steps; an eviction happens at most once in a step here."""
 REFRESHED = 64
 """With more idle trajectories than this, a rebuild takes that many of them, the next one the next."""
+FRESH_S = 1.0
+"""An order older than this is brought up to date before it is used."""
 SCORE_BITS = 32
 GENERATED_WAITS = 5_000
 """An estimator without a shipped artefact is fitted on so many generated waits when the server starts."""
@@ -92,17 +95,22 @@ class RankedPolicy(EvictionPolicy):
                 )
         self._estimator, self._artefact = estimator, predictor
         self._joined: dict[int, IdleTrajectory] = {}
-        # In the order they came: those to be prepared, and those (and more) to be ranked, before a victim is named.
+        # In the order they came: those to be prepared, and those (and more) to be ranked, before they join the order.
         self._unprepared: dict[int, IdleTrajectory] = {}
         self._unranked: dict[int, IdleTrajectory] = {}
         self._turns: list[int] = []
         self._lessons = Lessons(self._predictor_failed)
         self._ranking = Ranking()
         self._evictions = 0
+        self._used_tokens = 0
+        self._fresh_at = -math.inf
         self._heard_at = 0.0
         self._fell_back = False
         self.forecasts: Counter[str] = Counter()
         """Waits by what their prediction rests on (`BASES`); "failed" counts what went without one."""
+
+    fresh_tokens = 1024
+    """So is one by which so many tokens, a chunk, have been evicted."""
 
     @abstractmethod
     def urgencies(self, trajectories: Sequence[IdleTrajectory], elapsed_s: np.ndarray) -> np.ndarray:
@@ -144,12 +152,8 @@ class RankedPolicy(EvictionPolicy):
             self.join(trajectory, now)
 
     def victim(self, now: float) -> IdleTrajectory | None:
-        if self._unranked:
-            if self._unprepared:
-                self._prepare()
-            unranked = list(self._unranked.values())
-            self._unranked.clear()
-            self._rank(unranked, now)
+        if not self._ranking:
+            self._take_in(now)
         first = self._ranking.first()
         return None if first is None else self._joined[first]
 
@@ -160,14 +164,31 @@ class RankedPolicy(EvictionPolicy):
 
     def begin_eviction(self, now: float) -> None:
         self._heard_at = now
+        if self._used_tokens < self.fresh_tokens and now - self._fresh_at < FRESH_S:
+            return
+        self._used_tokens, self._fresh_at = 0, now
         if self._evictions % self.rebuild_interval == 0:
             self._prepare()
             self.rebuild(self._due(), now)
         self._evictions += 1
+        self._take_in(now)
+
+    def evicted(self, tokens: int, capacity_tokens: int, now: float) -> None:
+        self._used_tokens += tokens
 
     def rebuild(self, trajectories: Sequence[IdleTrajectory], now: float) -> None:
         """Evaluate these again: all joined ones, or those whose turn it is."""
         self._rank(trajectories, now)
+
+    def _take_in(self, now: float) -> None:
+        """Newcomers join the order."""
+        if not self._unranked:
+            return
+        if self._unprepared:
+            self._prepare()
+        unranked = list(self._unranked.values())
+        self._unranked.clear()
+        self._rank(unranked, now)
 
     def _due(self) -> list[IdleTrajectory]:
         if len(self._joined) <= REFRESHED:

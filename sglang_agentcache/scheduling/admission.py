@@ -153,7 +153,6 @@ class Door:
             the requests just let in, first come first.
         """
         now = self._now()
-        self.load.passed(now)
         entered: list[Request] = []
         while self._waiting:
             rid, arrival = next(iter(self._waiting.items()))
@@ -201,13 +200,9 @@ class Door:
 
     def _inside(self, now: float) -> Iterator[Trajectory]:
         """Trajectories that hold a place: those with a request in flight, then those idle for a short time."""
-        seen: set[int] = set()
-        for rid in self.table.requests_in_flight():
-            trajectory = self.table.of_request(rid)
-            if trajectory is None or trajectory.footprint is None or trajectory.serial in seen:
-                continue
-            seen.add(trajectory.serial)
-            yield trajectory
+        for trajectory in self.table.active():
+            if trajectory.footprint is not None:
+                yield trajectory
         for trajectory in self.table.latest_idle():
             if now - trajectory.idle_since > AWAY_S:
                 return
@@ -227,6 +222,8 @@ class Door:
             decoding: tokens decoded until the next step, if it prefills nothing.
             idle: neither.
         """
+        now = self._now()
+        self.load.passed(now)
         tokens = redone = returns = 0
         for req in prefilled:
             count = req.extend_end - req.prefix_len
@@ -242,7 +239,7 @@ class Door:
             self._decoded += decoding
         self.load.runs(tokens, redone, returns, idle)
         if self.load.round_over:
-            inside = [max(item.footprint.own, self._own.value) for item in self._inside(self._now())]
+            inside = [max(item.footprint.own, self._own.value) for item in self._inside(now)]
             self.load.next_round(len(inside))
             pools = (sum(inside) + self._shared.value) / self.pool_tokens
             self.overcommit.update(self.load.waste, self.load.idle, pools)

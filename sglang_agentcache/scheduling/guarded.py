@@ -69,6 +69,10 @@ class GuardedScheduler(Scheduler):
         door = self.door
         if door is None:
             return super()._get_new_batch_prefill_raw(prefill_delayer_single_pass, running_batch)
+        if self._takes_nobody(running_batch):
+            # Who is let in can be decided when somebody could run.
+            door.runs((), decoding=len(running_batch.reqs), idle=False)
+            return super()._get_new_batch_prefill_raw(prefill_delayer_single_pass, running_batch)
         self._hold(door, running_batch)
         self._planning = True
         try:
@@ -113,6 +117,16 @@ class GuardedScheduler(Scheduler):
         for req in queue[behind:]:
             (outside if req.rid in door else inside).append(req)
         self.waiting_queue, self._outside = inside, outside
+
+    def _takes_nobody(self, running_batch: ScheduleBatch) -> bool:
+        """Whether the superclass plans no prefill without a look at the queue."""
+        return bool(
+            running_batch.batch_is_full
+            and self.chunked_req is None
+            and not self.enable_priority_preemption
+            and not self.is_hybrid_swa
+            and not running_batch.is_empty()
+        )
 
     def _runs_nothing(self, running_batch: ScheduleBatch) -> bool:
         return bool(

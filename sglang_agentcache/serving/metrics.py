@@ -166,9 +166,9 @@ class CacheMetrics:
 
     def update(self) -> None:
         table, stats = self.cache.table, self.cache.stats
-        in_flight = {table.of_request(rid) for rid in table.requests_in_flight()}
-        completed = sum(trajectory is not None and trajectory.closing for trajectory in in_flight)
-        self._states["active"].set(len(in_flight) - completed)
+        active = table.active()
+        completed = sum(trajectory.closing for trajectory in active)
+        self._states["active"].set(len(active) - completed)
         self._states["completed"].set(completed)
         idle = resident = missing = 0
         for trajectory in table.idle():

@@ -94,6 +94,10 @@ class TrajectoryTable:
     def requests_in_flight(self) -> list[str]:
         return list(self._by_request)
 
+    def active(self) -> list[Trajectory]:
+        """Trajectories with requests in flight, the one with the newest arrival first."""
+        return list(dict.fromkeys(reversed(self._by_request.values())))
+
     # ---- a request's life ----
 
     def begin(
@@ -348,8 +352,11 @@ class TrajectoryTable:
         """An idle trajectory has nothing private to give; it rejoins the order when it has again.
 
         One that was trimmed down to what others use too is as quiet as one of which nothing is resident:
-        a common prefix would otherwise keep every trajectory that ever began with it.
+        a common prefix would otherwise keep every trajectory that ever began with it. One of which nothing is
+        resident has left the order already (`evicted`).
         """
+        if all(branch.tail is None for branch in trajectory.branches):
+            return
         trajectory.parked = True
         if self.policy is not None:
             self.policy.leave(trajectory)

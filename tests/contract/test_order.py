@@ -18,8 +18,15 @@ CHUNK = 64
 FINISHED = int(os.environ.get("AGENTCACHE_FINISHED_TRAJECTORIES", "6000"))
 
 
-def build(core: str, page_size: int = 1, chunk: int = CHUNK, visit: str = "chunk", **more: object) -> Server:
-    return Server(core, page_size, 8192, AgentCacheConfig("rr", chunk, visit), **more)  # type: ignore[arg-type]
+def build(
+    core: str,
+    page_size: int = 1,
+    chunk: int = CHUNK,
+    visit: str = "chunk",
+    capacity: int = 8192,
+    **more: object,
+) -> Server:
+    return Server(core, page_size, capacity, AgentCacheConfig("rr", chunk, visit), **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=CORES)
@@ -86,7 +93,7 @@ def test_a_cut_at_another_trajectorys_prompt_boundary(core: str) -> None:
 
 
 def test_leaf_visits_take_one_leaf(core: str) -> None:
-    server = build(core, visit="leaf")
+    server = build(core, visit="leaf", capacity=1024)
     history = SYSTEM + private(0, 30)
     for turn in range(3):
         server.serve(server.request(f"r{turn}", history, trajectory="a"))
@@ -103,6 +110,49 @@ def test_chunk_zero_takes_the_whole_private_history(core: str) -> None:
     histories = idle(server, 3)
     assert server.evict(1) == 192
     assert left(server, histories) == [0, 192, 192]
+
+
+def test_short_tails_go_several_at_a_time(core: str) -> None:
+    """At least a 256th of the pool, or a chunk where that is less."""
+    server = build(core)
+    histories = idle(server, 12, length=10)
+    assert server.evict(1) == 40
+    assert left(server, histories[:5]) == [0, 0, 0, 0, 10]
+    assert server.evict(45) == 50, "what is asked for, if that is more"
+    small = build(core, chunk=20)
+    idle(small, 12, length=10)
+    assert small.evict(1) == 20
+    for wanted in (server, small):
+        wanted.check_pool()
+
+
+def test_what_is_left_of_an_order_is_enough_if_it_meets_the_shortfall(core: str) -> None:
+    server = build(core)
+    [history] = idle(server, 1, length=10)
+    waiting = SYSTEM + private(7, 300)
+    server.serve(server.request("w1", waiting, trajectory="w"))
+    server.arrive(server.request("w2", [*waiting, 1], trajectory="w"))
+    assert server.evict(1) == 10
+    assert left(server, [history, waiting]) == [0, 300]
+
+
+def test_that_active_ones_own_everything_is_believed_for_a_second(core: str) -> None:
+    seconds = [100.0]
+    server = build(core, clock=Clock(source=lambda: seconds[0]))
+    waiting, unowned = SYSTEM + private(1, 300), SYSTEM + private(2)
+    server.serve(server.request("w1", waiting, trajectory="w"))
+    server.arrive(server.request("w2", [*waiting, 1], trajectory="w"))
+    assert server.evict(1) == CHUNK
+    server.serve(server.request("u", unowned, trajectory="u"))
+    server.cache.table.forget(server.cache.table.get(key("u")))
+    assert server.evict(1) == CHUNK
+    assert left(server, [waiting, unowned]) == [300 - 2 * CHUNK, 192]
+    assert server.evict(300 - 2 * CHUNK + 1) > 300 - 2 * CHUNK, "before anything fails, all is looked at"
+    seconds[0] += 1.0
+    server.serve(server.request("v", unowned, trajectory="v"))
+    server.cache.table.forget(server.cache.table.get(key("v")))
+    assert server.evict(1) == 192
+    server.check_pool()
 
 
 def test_superseded_first_then_idle_then_unowned_then_active_newest_first(core: str) -> None:

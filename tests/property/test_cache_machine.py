@@ -64,6 +64,7 @@ class CacheMachine(RuleBasedStateMachine):
         config = AgentCacheConfig("rr", chunk, visit, {"tiers": "off"})
         self.capacity = (120 if self.page_size == 1 else 40) * self.page_size
         self.server = Server(self.core, self.page_size, self.capacity, config, max_length=1024 * 8)
+        self.server.cache.all_owned_s = 0.0
         self.oracle = Oracle(self.page_size, chunk, visit)
         self.live: list[Live] = []
         self.count = 0

@@ -314,17 +314,20 @@ class Oracle:
                 self.dead.pop(page, None)
         while freed() < wanted and self.round:
             owner = self.round[0]
-            if self._cut(owner):
-                if owner in self.round:
-                    self.round.remove(owner)
-                    self.round.append(owner)
-            else:
-                owner.parked = True
+            spent = self._cut(owner)
+            if owner in self.round:
                 self.round.remove(owner)
+                if not spent:
+                    self.round.append(owner)
+                owner.parked = spent
         return freed()
 
-    def _cut(self, owner: Owner) -> int:
-        """One visit: the last `chunk` private tokens, whole leaves first and a part of the last one."""
+    def _cut(self, owner: Owner) -> bool:
+        """One visit: the last `chunk` private tokens, whole leaves first and a part of the last one.
+
+        Returns:
+            whether it gave nothing, or all that its only line had.
+        """
         freed = 0
         for line in list(owner.lines):
             page = line.tail
@@ -339,16 +342,16 @@ class Oracle:
                 else:
                     part = budget // self.page_size
                     if part == 0:
-                        return freed
+                        return freed == 0
                     keep = page
                     for _ in range(part):
                         keep = self.parent[keep]
                     self.ends.add(keep)
                     self._drop_node(page)
-                    return freed + part * self.page_size
+                    return False
                 if self.visit == "leaf":
-                    return freed
-        return freed
+                    return False
+        return freed == 0 or len(owner.lines) <= 1
 
     def node(self, end: int) -> int:
         """Pages of the tree's node that ends here."""

@@ -47,7 +47,8 @@ class AtOnce(Convex):
 
 
 def order(policy: RankedPolicy, now: float) -> list[int]:
-    """The serials of all that are joined, first victim first."""
+    """The serials of all that are joined, first victim first, in an order made now."""
+    policy.fresh_tokens = 0
     policy.begin_eviction(now)
     first = policy.victim(now)
     slots = policy._ranking._slots

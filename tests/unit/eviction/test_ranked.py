@@ -79,6 +79,7 @@ def test_what_the_client_says_counts_until_it_has_passed(policy: RankedPolicy) -
     policy.join(Idle(1, said(10.0)), 0.0)
     assert rounds(policy, 1, 1.0) == [0]
     # At 29 s the first is about to return, the second has outlasted its word.
+    policy.fresh_tokens = 0
     policy.begin_eviction(29.0), policy.begin_eviction(29.0)
     assert rounds(policy, 1, 29.0) == [1]
 
@@ -156,12 +157,24 @@ def test_leaving_and_rejoining(policy: RankedPolicy) -> None:
     assert policy.victim(0.0) is one
 
 
-def test_one_that_joins_between_two_rebuilds_is_judged_at_once() -> None:
+def test_one_that_joins_between_two_rebuilds_is_judged_before_a_chunk_has_gone() -> None:
     policy = started(Predictive(rebuild_interval=3))
     policy.join(Idle(0, said(5.0)), 0.0)
     assert rounds(policy, 1, 0.0) == [0]
+    policy.evicted(1_000, 65_536, 0.0)
     policy.join(Idle(1, said(500.0)), 0.0)
+    assert rounds(policy, 1, 0.0) == [0], "the order is still good"
+    policy.evicted(24, 65_536, 0.0)
     assert rounds(policy, 1, 0.0) == [1]
+
+
+def test_or_before_a_second_has_passed() -> None:
+    policy = started(Predictive())
+    policy.join(Idle(0, said(50.0)), 0.0)
+    assert rounds(policy, 1, 0.0) == [0]
+    policy.join(Idle(1, said(500.0)), 0.9)
+    assert rounds(policy, 1, 0.9) == [0]
+    assert rounds(policy, 1, 1.0) == [1]
 
 
 class Counting(Predictive):
@@ -169,6 +182,7 @@ class Counting(Predictive):
 
     def __init__(self) -> None:
         super().__init__(rebuild_interval=1)
+        self.fresh_tokens = 0
         self.seen: list[list[int]] = []
 
     def urgencies(self, trajectories: Any, elapsed_s: np.ndarray) -> np.ndarray:
@@ -195,6 +209,7 @@ def test_of_very_many_a_rebuild_takes_some_in_turn(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_abandoned_wait_is_evidence_that_it_takes_long(policy: RankedPolicy) -> None:
+    policy.fresh_tokens = 0
     hints = Hints(tool_calls=(ToolCall("deploy_all", "{}"),))
     policy.join(Idle(0, hints), 0.0)
     before = policy.predictor.predict(hints.tool_calls[0])  # type: ignore[index]

@@ -19,6 +19,7 @@ class ADoor:
     def __init__(self) -> None:
         self.held: dict[str, Sent] = {}
         self.opens_for = 0
+        self.decoded = 0
 
     @property
     def waiting(self) -> int:
@@ -35,7 +36,8 @@ class ADoor:
 
     def forget_lost(self) -> None: ...
 
-    def runs(self, prefilled: object, *, decoding: int, idle: bool) -> None: ...
+    def runs(self, prefilled: object, *, decoding: int, idle: bool) -> None:
+        self.decoded += decoding
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = object.__new__(GuardedScheduler)
     made.door, made.waiting_queue, made.planned = ADoor(), [], []
     made.processed_tokens_counter, made.takes, made._outside = 0, 0, []
+    made.chunked_req, made.enable_priority_preemption, made.is_hybrid_swa = None, False, False
 
     def plan(self: Any, _: object, running: Any) -> tuple[None, Any]:
         self.planned = list(self.waiting_queue)
@@ -55,7 +58,11 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-RUNNING = SimpleNamespace(reqs=[1], is_empty=lambda: False)
+def running(full: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(reqs=[1, 2], is_empty=lambda: False, batch_is_full=full)
+
+
+RUNNING = running()
 
 
 def test_whatever_happens_to_the_queue_the_door_holds_the_right_ones(scheduler: Any) -> None:
@@ -100,3 +107,26 @@ def test_what_joins_while_a_batch_is_planned_waits_for_the_next(
     scheduler.door.arrived = lambda req: None
     scheduler._get_new_batch_prefill_raw(None, RUNNING)
     assert scheduler.waiting_queue == [late]
+
+
+@pytest.mark.parametrize("looks", ["chunked_req", "enable_priority_preemption", "is_hybrid_swa"])
+def test_nobody_is_let_in_while_no_batch_could_take_anybody(scheduler: Any, looks: str) -> None:
+    first, second = Sent("first", []), Sent("second", [])
+    scheduler.waiting_queue, scheduler.door.held = [first, second], {"first": first}
+    scheduler.door.opens_for = 1
+    scheduler._get_new_batch_prefill_raw(None, running(full=True))
+    assert "first" in scheduler.door and len(scheduler.waiting_queue) == 2
+    assert scheduler.door.decoded == 2, "what it decodes counts"
+    setattr(scheduler, looks, True)
+    scheduler._get_new_batch_prefill_raw(None, running(full=True))
+    assert "first" not in scheduler.door, "SGLang looks at the queue all the same"
+
+
+def test_a_full_batch_that_has_run_out_takes_somebody(scheduler: Any) -> None:
+    held = Sent("held", [])
+    scheduler.waiting_queue, scheduler.door.held, scheduler.door.opens_for = [held], {"held": held}, 1
+    scheduler.last_batch, scheduler._pp_microbatches_drained = None, lambda: True
+    scheduler._get_new_batch_prefill_raw(
+        None, SimpleNamespace(reqs=[], is_empty=lambda: True, batch_is_full=True)
+    )
+    assert "held" not in scheduler.door
