@@ -351,15 +351,14 @@ class TrajectoryTable:
     def park(self, trajectory: Trajectory, now: float) -> None:
         """An idle trajectory has nothing private to give; it rejoins the order when it has again.
 
-        One that was trimmed down to what others use too is as quiet as one of which nothing is resident:
-        a common prefix would otherwise keep every trajectory that ever began with it. One of which nothing is
-        resident has left the order already (`evicted`).
+        One that was trimmed down to what others use too is as quiet as one of which nothing is resident, which
+        `evicted` has made so: a common prefix would otherwise keep every trajectory that ever began with it.
         """
+        if self.policy is not None:
+            self.policy.leave(trajectory)
         if all(branch.tail is None for branch in trajectory.branches):
             return
         trajectory.parked = True
-        if self.policy is not None:
-            self.policy.leave(trajectory)
         if all(branch.trimmed for branch in trajectory.branches):
             self._quiet[trajectory.serial] = trajectory
             self._purge_quiet(now)
