@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MATCHES = 32
 """Matches per step, at most."""
+MATCHES_OF_MANY = 8
+"""Of a queue too long for SGLang's own policies, which takes long to serve: after a burst, many steps match so many."""
 FRESH_PASSES = 8
 """A match is not repeated before so many steps have passed."""
 MAX_DEFERRED = 32
@@ -197,7 +199,8 @@ class PrefixAwarePolicy(SchedulePolicy):
 
     def _refresh(self, new: Sequence[Req]) -> None:
         queue = self._order
-        budget = self._restore(MATCHES)
+        long = len(queue.items) > WAITING_QUEUE_PREFIX_MATCH_MAX
+        budget = self._restore(MATCHES_OF_MANY if long else MATCHES)
         budget = self._match_new(queue.items if self._unmatched else new, budget)
         self._cursor = (self._cursor + 1) % len(queue.items)
         if _place(queue.items[self._cursor]).matched < self._pass:

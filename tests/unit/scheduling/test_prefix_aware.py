@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_context
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.scheduling import prefix_aware
-from sglang_agentcache.scheduling.prefix_aware import FRESH_PASSES, MATCHES, PrefixAwarePolicy
+from sglang_agentcache.scheduling.prefix_aware import FRESH_PASSES, MATCHES_OF_MANY, PrefixAwarePolicy
 from tests.support.serving import CORES, Server
 
 STOCK, OURS = None, AgentCacheConfig("rr", 64)
@@ -117,9 +117,9 @@ def test_five_hundred_wait_and_few_are_matched_in_a_step(core, monkeypatch):
     while len(set(matched)) < 500:
         before = len(matched)
         queue.order()
-        assert 0 < len(matched) - before <= MATCHES + 1
+        assert 0 < len(matched) - before <= MATCHES_OF_MANY + 1
         passes += 1
-    assert passes <= 500 / MATCHES + 1
+    assert passes <= 500 / MATCHES_OF_MANY + 1
     needed = [_new_tokens(req) for req in queue.waiting]
     assert needed == sorted(needed)
     # A queue at rest: one in turn, and now and then the head.
