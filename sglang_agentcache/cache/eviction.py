@@ -190,10 +190,12 @@ class TailEvictingCache(UnifiedRadixCache):
         with self._batched_frees():
             yield lambda: tracker[FULL] >= goal
 
-    def _counted(self, name: str, tracker: Tracker, evict: Callable[[], None]) -> None:
+    def _counted(self, name: str, tracker: Tracker, evict: Callable[[], None]) -> int:
         before = tracker[FULL]
         evict()
-        self.stats[name] += tracker[FULL] - before
+        freed = tracker[FULL] - before
+        self.stats[name] += freed
+        return freed
 
     @contextmanager
     def _batched_frees(self) -> Iterator[None]:
@@ -249,13 +251,12 @@ class TailEvictingCache(UnifiedRadixCache):
         now = self.clock.now()
         if now < self._all_owned_until:
             return
-        before = tracker[FULL]
         self._spare_active = True
         try:
-            self._counted("unowned_tokens", tracker, by_sglang)
+            freed = self._counted("unowned_tokens", tracker, by_sglang)
         finally:
             self._spare_active = False
-        if tracker[FULL] == before:
+        if freed == 0:
             self._all_owned_until = now + self.all_owned_s
 
     def _evict_active(self, enough: Callable[[], bool], tracker: Tracker) -> None:
@@ -280,9 +281,9 @@ class TailEvictingCache(UnifiedRadixCache):
                 if not self.table.private_to(step.node_id, trajectory):
                     break
                 goes_on = self._cut_leaf(branch, step, budget, tracker)
-                cut = Cut(tracker[FULL] - before, spent=tracker[FULL] == before)
                 if not goes_on or self.agent_config.visit == "leaf":
-                    return cut
+                    freed = tracker[FULL] - before
+                    return Cut(freed, spent=freed == 0)
         freed = tracker[FULL] - before
         # Of several branches one may have been in the way of another that was looked at before it.
         return Cut(freed, spent=freed == 0 or len(trajectory.branches) <= 1)
