@@ -152,7 +152,8 @@ class RankedPolicy(EvictionPolicy):
             self.join(trajectory, now)
 
     def victim(self, now: float) -> IdleTrajectory | None:
-        if not self._ranking:
+        # Some rejoin while a fresh order is used: what another shared with them is theirs alone now.
+        if now == self._fresh_at or not self._ranking:
             self._take_in(now)
         first = self._ranking.first()
         return None if first is None else self._joined[first]

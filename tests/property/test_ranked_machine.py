@@ -25,7 +25,7 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.eviction.base import EvictionPolicy
-from sglang_agentcache.eviction.ranked import RankedPolicy
+from sglang_agentcache.eviction.ranked import SCORE_BITS, RankedPolicy
 from sglang_agentcache.serving.hints import KEY
 from sglang_agentcache.trajectory.clock import Clock
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -35,7 +35,7 @@ from tests.support.serving import CORES, Server
 STEPS = 50
 OPERATIONS = int(os.environ.get("AGENTCACHE_STATE_MACHINE_OPS", "1000"))
 CAPACITY_PAGES = 60
-NAMES = ("a", "b", "c", "d", "e")
+NAMES = ("a", "b", "c", "d", "e", "f", "g", "h")
 NAMESPACE = Namespace(None, None)
 CALLS: tuple[list[dict[str, Any]] | None, ...] = (
     None,
@@ -68,20 +68,17 @@ class Watch:
             return None
         assert found.state is State.IDLE and self.policy._joined[found.serial] is found
         if self.policy.rebuild_interval == 1 and not self.policy.fresh_tokens:
-            assert found is self.cheapest(joined, now)
+            assert self.no_dearer_than_others(found, joined, now)
         self.victims += 1
         self._resident, self._size = self.resident(), self.cache.total_size()[0]
         return found
 
-    def cheapest(self, joined: list[Any], now: float) -> Any:
+    def no_dearer_than_others(self, found: Trajectory, joined: list[Any], now: float) -> bool:
+        """Up to what the ranking rounds off; among those the older one goes, as unit tests show."""
         elapsed = np.array([now - item.idle_since for item in joined])
         scores = self.policy.scores(joined, self.policy.urgencies(joined, elapsed))
-        least = scores.min()
-        # Equal up to the last bits is equal; then the older one goes.
-        equal = [
-            item for item, score in zip(joined, scores, strict=True) if np.isclose(score, least, rtol=3e-10)
-        ]
-        return min(equal, key=lambda item: item.serial)
+        least = float(scores.min())
+        return float(scores[joined.index(found)]) <= least + abs(least) * 2.0 ** (1 - SCORE_BITS)
 
     def visited(self, victim: Trajectory, now: float) -> None:
         after = self.resident()
@@ -244,7 +241,9 @@ def test_predicting_policies_keep_the_cache_whole(core: str, policy: str) -> Non
     class Machine(RankedMachine):
         def teardown(self) -> None:
             nonlocal victims
-            victims += self.watch.victims if hasattr(self, "watch") else 0
+            if hasattr(self, "watch"):
+                self.evict(CAPACITY_PAGES)
+                victims += self.watch.victims
 
     Machine.core, Machine.policy_name = core, policy
     run_state_machine_as_test(
@@ -258,4 +257,4 @@ def test_predicting_policies_keep_the_cache_whole(core: str, policy: str) -> Non
             report_multiple_bugs=False,
         ),
     )
-    assert victims > OPERATIONS // 20, "hardly anything was evicted"
+    assert victims > OPERATIONS // 10, "hardly anything was evicted"

@@ -162,10 +162,10 @@ def test_one_that_joins_between_two_rebuilds_is_judged_before_a_chunk_has_gone()
     policy.join(Idle(0, said(5.0)), 0.0)
     assert rounds(policy, 1, 0.0) == [0]
     policy.evicted(1_000, 65_536, 0.0)
-    policy.join(Idle(1, said(500.0)), 0.0)
-    assert rounds(policy, 1, 0.0) == [0], "the order is still good"
-    policy.evicted(24, 65_536, 0.0)
-    assert rounds(policy, 1, 0.0) == [1]
+    policy.join(Idle(1, said(500.0)), 0.5)
+    assert rounds(policy, 1, 0.5) == [0], "the order is still good"
+    policy.evicted(24, 65_536, 0.5)
+    assert rounds(policy, 1, 0.5) == [1]
 
 
 def test_or_before_a_second_has_passed() -> None:
@@ -206,6 +206,20 @@ def test_of_very_many_a_rebuild_takes_some_in_turn(monkeypatch: pytest.MonkeyPat
     policy.join(late := Idle(99, missing_tokens=7), 0.0)
     policy.begin_eviction(0.0)
     assert policy.victim(0.0) is late and policy.seen[-1] == [99], "once"
+
+
+def test_one_that_returns_to_a_fresh_order_is_ranked_at_once(policy: RankedPolicy) -> None:
+    """What it shared with another can become its own while an eviction runs."""
+    policy.join(Idle(0, said(5.0)), 0.0)
+    shared = Idle(1, said(50.0))
+    policy.join(shared, 0.0)
+    policy.leave(shared)
+    assert rounds(policy, 1, 1.0) == [0]
+    policy.join(shared, 1.0)
+    assert policy.victim(1.0) is shared
+    policy.leave(shared)
+    policy.join(shared, 1.5)
+    assert policy.victim(1.5).serial == 0, "of an order that is not fresh, it waits for the next one"  # type: ignore[union-attr]
 
 
 def test_an_abandoned_wait_is_evidence_that_it_takes_long(policy: RankedPolicy) -> None:
