@@ -24,6 +24,7 @@ FOLDER = "AGENTCACHE_TEST_FOLDER"
 """As in `ranks_site/unlike_ranks.py`, which only a scheduler can import."""
 AGENTS_AT_ONCE = 6
 AGENTS_EACH = 5
+SETTLE_S = 10.0
 TOOLS: tuple[tuple[str, str], ...] = (
     ("bash", '{"command": "ls"}'),
     ("bash", '{"command": "sleep 20"}'),
@@ -59,6 +60,13 @@ class Records:
     def count(self, kind: str) -> int:
         """Decisions of one kind on the rank that has made the fewest."""
         return min(sum(line.startswith(kind + " ") for line in lines) for lines in self.decisions())
+
+    def settled(self) -> Records:
+        """Once no rank has decided more than another, for one may work a little behind; or as they are, if never."""
+        deadline = time.monotonic() + SETTLE_S
+        while len({len(lines) for lines in self.decisions()}) > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self
 
     def own_clocks(self) -> list[list[float]]:
         """By how many seconds each rank's clock was ahead, at moments of its own."""
