@@ -33,7 +33,8 @@ PATIENCE_POOLS = 2.0
 AWAY_S = 60.0
 """A trajectory idle for longer waits for a person or for a very long tool: it holds no place."""
 LOOK_S = 0.1
-"""Whether there is room for the first one is looked at so often; that takes a look at every trajectory inside."""
+"""Whether there is room for the first one is looked at so often; that takes a look at every trajectory inside, but
+those that come together share it."""
 SAMPLES = 32
 """What is usual is the mean of about so many."""
 
@@ -66,6 +67,24 @@ class _Mean:
     def add(self, sample: float) -> None:
         self._count = min(SAMPLES, self._count + 1)
         self.value += (sample - self.value) / self._count
+
+
+class _Held:
+    """Tokens that trajectories hold, counted once, and only as far as it is asked."""
+
+    def __init__(self, uncounted: Iterator[float]) -> None:
+        self._uncounted = uncounted
+        self.tokens = 0.0
+        """Of those counted so far."""
+
+    def at_most(self, tokens: float) -> bool:
+        """Whether all of them hold no more than this."""
+        while self.tokens <= tokens:
+            further = next(self._uncounted, None)
+            if further is None:
+                return True
+            self.tokens += further
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +172,20 @@ class Door:
             the requests just let in, first come first.
         """
         now = self._now()
+        held = _Held(self._tokens_inside(now))
         entered: list[Request] = []
         while self._waiting:
             rid, arrival = next(iter(self._waiting.items()))
             trajectory = self.table.of_request(rid)
             if trajectory is not None and trajectory.footprint is None:
-                reason = self._reason(arrival, now, idle and not entered)
+                reason = self._reason(arrival, held, now, idle and not entered)
                 if reason is None:
                     break
                 trajectory.footprint = Footprint(own=round(self._own_of(arrival.req)))
+                if reason == "room":
+                    held.tokens += trajectory.footprint.own
+                else:  # it may be among those counted, or not
+                    held = _Held(self._tokens_inside(now))
                 self._note_entry(reason, now - arrival.clock_s)
             del self._waiting[rid]
             if trajectory is not None:
@@ -180,9 +204,10 @@ class Door:
         """What a newcomer will need, as far as can be told."""
         return max(len(req.origin_input_ids) - self._shared.value, self._own.value)
 
-    def _reason(self, arrival: _Arrival, now: float, idle: bool) -> str | None:
+    def _reason(self, arrival: _Arrival, held: _Held, now: float, idle: bool) -> str | None:
         if self._looked is None or self._looked[0] != arrival.req.rid or now - self._looked[1] >= LOOK_S:
-            if self._fits(self._own_of(arrival.req), now):
+            its_own = self._own_of(arrival.req)
+            if held.at_most(self.overcommit.limit * self.pool_tokens - its_own - self._shared.value):
                 return "room"
             self._looked = (arrival.req.rid, now)
         if idle:
@@ -190,13 +215,10 @@ class Door:
         waited = self.useful_tokens - max(self._last_entry, arrival.useful_tokens)
         return "patience" if waited >= PATIENCE_POOLS * self.pool_tokens else None
 
-    def _fits(self, own: float, now: float) -> bool:
-        room = self.overcommit.limit * self.pool_tokens - own - self._shared.value
+    def _tokens_inside(self, now: float) -> Iterator[float]:
+        """Of each trajectory that holds a place: its history, grown to what is usual."""
         for trajectory in self._inside(now):
-            room -= max(trajectory.footprint.own, self._own.value)
-            if room < 0:
-                return False
-        return room >= 0
+            yield max(trajectory.footprint.own, self._own.value)
 
     def _inside(self, now: float) -> Iterator[Trajectory]:
         """Trajectories that hold a place: those with a request in flight, then those idle for a short time."""
@@ -239,7 +261,7 @@ class Door:
             self._decoded += decoding
         self.load.runs(tokens, redone, returns, idle)
         if self.load.round_over:
-            inside = [max(item.footprint.own, self._own.value) for item in self._inside(now)]
+            inside = list(self._tokens_inside(now))
             self.load.next_round(len(inside))
             pools = (sum(inside) + self._shared.value) / self.pool_tokens
             self.overcommit.update(self.load.waste, self.load.idle, pools)

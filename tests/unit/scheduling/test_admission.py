@@ -140,6 +140,25 @@ def test_patience_is_counted_in_useful_tokens(machine):
     assert machine.door.state()["let_in"]["patience"] == 2
 
 
+def test_those_that_come_together_share_one_look_at_who_is_inside(machine, monkeypatch):
+    machine.door = Door(machine.table, 100 * POOL, lambda: machine.seconds)
+    for number in range(50):
+        req = machine.send(f"inside{number}", 300)
+        assert machine.step() == set()
+        machine.prefill(req)
+    looked_at = []
+    monkeypatch.setattr(
+        machine.door,
+        "_inside",
+        lambda now, inside=machine.door._inside: (looked_at.append(one) or one for one in inside(now)),
+    )
+    for number in range(1_000):
+        machine.send(f"new{number}", 300)
+    waiting = machine.step()
+    assert len(looked_at) == 50
+    assert len(waiting) == 1_000 + 50 - int(START * 100 * POOL / 300), "and each finds those before it inside"
+
+
 def test_who_leaves_at_the_door_leaves_nothing(machine):
     machine.fill()
     machine.send("gone", 300)
