@@ -183,7 +183,7 @@ class Door:
                     break
                 trajectory.footprint = Footprint(own=round(self._own_of(arrival.req)))
                 if reason == "room":
-                    held.tokens += trajectory.footprint.own
+                    held.tokens += self._grown(trajectory)
                 else:  # it may be among those counted, or not
                     held = _Held(self._tokens_inside(now))
                 self._note_entry(reason, now - arrival.clock_s)
@@ -216,9 +216,11 @@ class Door:
         return "patience" if waited >= PATIENCE_POOLS * self.pool_tokens else None
 
     def _tokens_inside(self, now: float) -> Iterator[float]:
-        """Of each trajectory that holds a place: its history, grown to what is usual."""
-        for trajectory in self._inside(now):
-            yield max(trajectory.footprint.own, self._own.value)
+        return map(self._grown, self._inside(now))
+
+    def _grown(self, trajectory: Trajectory) -> float:
+        """Tokens of its history, grown to what is usual."""
+        return max(trajectory.footprint.own, self._own.value)
 
     def _inside(self, now: float) -> Iterator[Trajectory]:
         """Trajectories that hold a place: those with a request in flight, then those idle for a short time."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import requests
 
-from tests.support.e2e_client import Client, random_tokens
+from tests.support.e2e_client import SETTLE_S, Client, random_tokens
 from tests.support.e2e_servers import Config, Running, running
 
 SITE = Path(__file__).parent / "ranks_site"
@@ -24,7 +24,6 @@ FOLDER = "AGENTCACHE_TEST_FOLDER"
 """As in `ranks_site/unlike_ranks.py`, which only a scheduler can import."""
 AGENTS_AT_ONCE = 6
 AGENTS_EACH = 5
-SETTLE_S = 10.0
 TOOLS: tuple[tuple[str, str], ...] = (
     ("bash", '{"command": "ls"}'),
     ("bash", '{"command": "sleep 20"}'),
