@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import NodeId, TreePathNodeInfo
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_agentcache.config import AgentCacheConfig
+from sglang_agentcache.config import CHUNK_TOKENS, AgentCacheConfig
 from sglang_agentcache.trajectory.clock import Clock
 from sglang_agentcache.trajectory.model import Branch, Trajectory
 from sglang_agentcache.trajectory.table import TrajectoryTable
@@ -41,8 +41,8 @@ FULL = ComponentType.FULL
 
 Tracker = dict[ComponentType, int]
 
-AHEAD = 256
-"""An eviction takes from trajectories at least a 256th of the pool, or a chunk where that is less. Short ones
+AHEAD = 16
+"""An eviction takes from trajectories at least a chunk, or a 16th of a pool where that is less. Short ones
 give a few dozen tokens each, which a decode step or two use up; an eviction's cost is mostly that of the first victim:
 code and data that the forward pass has driven out of the CPU's caches."""
 
@@ -175,8 +175,8 @@ class TailEvictingCache(UnifiedRadixCache):
     @property
     def _ahead(self) -> int:
         """Tokens that an eviction takes from trajectories at least, as far as they have them."""
-        part = self.token_to_kv_pool_allocator.size // AHEAD
-        return min(part, self.agent_config.chunk_tokens or part)
+        chunk = self.agent_config.chunk_tokens // self.page_size * self.page_size
+        return min(self.token_to_kv_pool_allocator.size // AHEAD, chunk or CHUNK_TOKENS)
 
     @contextmanager
     def _until_freed(

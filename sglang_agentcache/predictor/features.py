@@ -122,6 +122,10 @@ def call_features(call: ToolCall | None) -> CallFeatures:
     """Features of ``call`` (None: the pause of a person)."""
     if call is None:
         return _PERSON_FEATURES
+    return _UNKNOWN_FEATURES if call == ToolCall("") else _read(call)
+
+
+def _read(call: ToolCall) -> CallFeatures:
     fields, text = read_arguments(call.arguments)
     command = _command_of(fields)
     scan = _Scan()
@@ -277,3 +281,5 @@ def _hash_terms(words: list[str]) -> np.ndarray:
 
 
 _PERSON_FEATURES = CallFeatures(_hash_terms([PERSON]), np.full(len(NUMBERS), np.nan), PERSON, PERSON, PERSON)
+#: Most waits, where neither client nor output says what is waited for.
+_UNKNOWN_FEATURES = _read(ToolCall(""))

@@ -268,6 +268,13 @@ class Door:
             pools = (sum(inside) + self._shared.value) / self.pool_tokens
             self.overcommit.update(self.load.waste, self.load.idle, pools)
 
+    def decodes(self, tokens: int) -> None:
+        """This step prefills nothing, and decodes so many tokens."""
+        if self.load.decodes_on(self._now()):
+            self._decoded += tokens
+        else:
+            self.runs((), decoding=tokens, idle=False)
+
     def _note(self, trajectory: Trajectory, req: Request, history: int) -> bool:
         """Keep what a request says of its trajectory's size; whether it is a return, whole with this step."""
         if trajectory.footprint is None:

@@ -71,7 +71,7 @@ class GuardedScheduler(Scheduler):
             return super()._get_new_batch_prefill_raw(prefill_delayer_single_pass, running_batch)
         if self._takes_nobody(running_batch):
             # Who is let in can be decided when somebody could run.
-            door.runs((), decoding=len(running_batch.reqs), idle=False)
+            door.decodes(len(running_batch.reqs))
             return super()._get_new_batch_prefill_raw(prefill_delayer_single_pass, running_batch)
         self._hold(door, running_batch)
         self._planning = True

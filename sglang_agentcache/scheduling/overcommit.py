@@ -37,6 +37,8 @@ LEAST = 0.6
 being written and prefixes that few share."""
 SMOOTHING = 0.25
 """Weight of the last round in what is measured: one round is a few dozen requests."""
+UNCOUNTED_S = 0.1
+"""So long steps that only decode go uncounted, one after the other: they add to neither share."""
 MIN_ROUND_S = 1.0
 MAX_ROUND_S = 30.0
 MIN_RETURNS = 4
@@ -75,6 +77,10 @@ class Load:
         self._seen = now
         self._waste_s += elapsed * self._redone_share
         self._idle_s += elapsed * self._idle
+
+    def decodes_on(self, now: float) -> bool:
+        """Whether a step that only decodes, like the one before it, needs no count yet."""
+        return not self._redone_share and not self._idle and now - self._seen < UNCOUNTED_S
 
     def runs(self, tokens: int, redone_tokens: int, returns: int, idle: bool) -> None:
         """What runs from here to the next call of `passed`.

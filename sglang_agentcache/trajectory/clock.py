@@ -44,8 +44,10 @@ class Clock:
 
     def tick(self) -> Tick | None:
         """On the leader: the tick to send now, or None if the last one is recent enough."""
+        if not self.shared:
+            return None
         seconds = self._source()
-        if not self.shared or (self._sent is not None and 0 <= seconds - self._sent < TICK_INTERVAL_S):
+        if self._sent is not None and 0 <= seconds - self._sent < TICK_INTERVAL_S:
             return None
         self._sent = seconds
         return Tick(seconds)

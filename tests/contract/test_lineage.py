@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 
+from sglang_agentcache.cache import eviction
 from sglang_agentcache.config import AgentCacheConfig
 from tests.support.serving import CORES, Server
 
@@ -38,7 +39,10 @@ def test_the_next_turn_is_the_same_trajectory(core: str, page_size: int) -> None
     assert trajectories(server) == 1
 
 
-def test_reasoning_left_out_of_the_history_is_still_the_same(core: str) -> None:
+def test_reasoning_left_out_of_the_history_is_still_the_same(
+    core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "AHEAD", 1024)
     server = build(core, 1)
     prompt = SYSTEM + list(range(2000, 2100))
     anonymous(server, "r1", prompt, outputs=40)

@@ -8,6 +8,7 @@ import random
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang_agentcache.cache import eviction
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.trajectory.clock import Clock
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
@@ -92,7 +93,8 @@ def test_a_cut_at_another_trajectorys_prompt_boundary(core: str) -> None:
     assert server.resident(prompt) == len(prompt) == server.cache.total_size()[0]
 
 
-def test_leaf_visits_take_one_leaf(core: str) -> None:
+def test_leaf_visits_take_one_leaf(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "AHEAD", 1024)
     server = build(core, visit="leaf", capacity=1024)
     history = SYSTEM + private(0, 30)
     for turn in range(3):
@@ -105,7 +107,8 @@ def test_leaf_visits_take_one_leaf(core: str) -> None:
     assert server.evict(5) == 10
 
 
-def test_chunk_zero_takes_the_whole_private_history(core: str) -> None:
+def test_chunk_zero_takes_the_whole_private_history(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "AHEAD", 1024)
     server = build(core, chunk=0)
     histories = idle(server, 3)
     assert server.evict(1) == 192
@@ -113,8 +116,8 @@ def test_chunk_zero_takes_the_whole_private_history(core: str) -> None:
 
 
 def test_short_tails_go_several_at_a_time(core: str) -> None:
-    """At least a 256th of the pool, or a chunk where that is less."""
-    server = build(core)
+    """At least a chunk, or a 16th of the pool where that is less."""
+    server = build(core, capacity=640)
     histories = idle(server, 12, length=10)
     assert server.evict(1) == 40
     assert left(server, histories[:5]) == [0, 0, 0, 0, 10]

@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 )
 from sglang.srt.managers.schedule_batch import Req
 
-from sglang_agentcache.config import AgentCacheConfig
+from sglang_agentcache.cache.eviction import AHEAD
+from sglang_agentcache.config import CHUNK_TOKENS, AgentCacheConfig
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.table import PROBE_TOKENS, State
 from tests.support.oracle import Oracle, Owner, Space
@@ -66,6 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.server = Server(self.core, self.page_size, self.capacity, config, max_length=1024 * 8)
         self.server.cache.all_owned_s = 0.0
         self.oracle = Oracle(self.page_size, chunk, visit)
+        self.ahead = min(self.capacity // AHEAD, chunk // self.page_size * self.page_size or CHUNK_TOKENS)
         self.live: list[Live] = []
         self.count = 0
         for number, name in enumerate(NAMES[: 5 * full]):
@@ -168,7 +170,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reclaim(self, wanted: int) -> None:
         if wanted <= 0:
             return
-        rest = wanted - self.oracle.reclaim(wanted)
+        rest = wanted - self.oracle.reclaim(max(wanted, self.ahead))
         if rest <= 0:
             return
         oracle = self.oracle

@@ -36,6 +36,9 @@ class ADoor:
 
     def forget_lost(self) -> None: ...
 
+    def decodes(self, tokens: int) -> None:
+        self.decoded += tokens
+
     def runs(self, prefilled: object, *, decoding: int, idle: bool) -> None:
         self.decoded += decoding
 
