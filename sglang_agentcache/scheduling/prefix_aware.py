@@ -9,7 +9,7 @@ later; one other per step is matched again in turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
@@ -105,7 +105,8 @@ class PrefixAwarePolicy(SchedulePolicy):
         self._patience, self._batch_tokens = patience, batch_tokens
         self._order: Order[Req] = Order()
         self._arrivals = self._pass = self._cursor = self._now = 0
-        self._unmatched = False
+        self._unmatched: deque[Req] = deque()
+        """Those never matched yet, first come first, and some that have left or were matched out of turn."""
         self._deferred: list[Req] = []
         self._walks_device_only = (
             isinstance(tree_cache, UnifiedRadixCache)
@@ -131,11 +132,11 @@ class PrefixAwarePolicy(SchedulePolicy):
         for req in new:
             self._enter(req)
         if len(waiting_queue) > 1:
-            self._refresh(new)
+            self._refresh()
             waiting_queue[:] = self._order.items
         else:
             # Nothing to order. If others come before it is served, it is matched then.
-            self._unmatched = True
+            self._unmatched = deque(req for req in waiting_queue if not _place(req).matched)
         self._touch_waiting_prefixes(self.policy, waiting_queue)
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Req]) -> bool:
@@ -195,13 +196,14 @@ class PrefixAwarePolicy(SchedulePolicy):
             self._arrivals += 1
             place = Place(req, self._arrivals, priority, self._patience)
             req.agentcache_place = place
+            self._unmatched.append(req)
         self._order.add(req, place.key)
 
-    def _refresh(self, new: Sequence[Req]) -> None:
+    def _refresh(self) -> None:
         queue = self._order
         long = len(queue.items) > WAITING_QUEUE_PREFIX_MATCH_MAX
         budget = self._restore(MATCHES_OF_MANY if long else MATCHES)
-        budget = self._match_new(queue.items if self._unmatched else new, budget)
+        budget = self._match_new(budget)
         self._cursor = (self._cursor + 1) % len(queue.items)
         if _place(queue.items[self._cursor]).matched < self._pass:
             self._rematch(self._cursor)
@@ -224,15 +226,15 @@ class PrefixAwarePolicy(SchedulePolicy):
         self._deferred = []
         return budget
 
-    def _match_new(self, among: Sequence[Req], budget: int) -> int:
+    def _match_new(self, budget: int) -> int:
         """Match those never matched yet, as far as the budget goes."""
-        new = [req for req in among if not _place(req).matched]
-        for req in new[:budget]:
+        while budget and self._unmatched:
+            req = self._unmatched.popleft()
             position = self._order.find(req, _place(req).key)
-            assert position is not None
-            self._rematch(position)
-        self._unmatched = len(new) > budget
-        return max(0, budget - len(new))
+            if position is not None and not _place(req).matched:
+                self._rematch(position)
+                budget -= 1
+        return budget
 
     def _settle_head(self, budget: int) -> None:
         """Match again what this batch would take, and let duplicates of a cold prefix wait for the first.
