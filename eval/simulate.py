@@ -269,9 +269,17 @@ def main(args: argparse.Namespace) -> int:
             signal.signal(name, handler)
     if rows:
         print(tables(rows))
+    failed = [row for row in rows if "failed" in row]
+    for row in failed:
+        where = (
+            f"{row['policy']}, {row['schedule']}, admission {row['admission']}, {row['concurrency']} agents"
+        )
+        print(f"error: {where}, seed {row['seed']}: {row['failed']}", file=sys.stderr)
     complete = len(rows) == len(sweep.runs) and not any(row.get("partial") for row in rows)
     print(
         f"{len(rows)} of {len(sweep.runs)} runs in {args.out / 'results.json'}"
         + ("" if complete else " (partial)")
     )
+    if failed:
+        return 1
     return 0 if complete else 130

@@ -20,6 +20,7 @@ from eval.counters import Counters
 from eval.records import RequestRecord
 from eval.sim.cost import CostModel
 from eval.sim.names import file_stem
+from eval.sim.scheduler import SimulationError
 from eval.sim.simulation import Outcome, Run, Simulation
 from eval.summary import Row
 from eval.trace import Trajectory
@@ -111,7 +112,10 @@ def _ttft(served: Sequence[RequestRecord], first: bool) -> dict[str, float | Non
 
 
 def simulate(sweep: Sweep, index: int, progress: Any, stop: Any) -> Row:
-    """One run: its requests to ``OUT/requests``, its memory pressure to ``OUT/pressure``; returns its row."""
+    """One run: its requests to ``OUT/requests``, its memory pressure to ``OUT/pressure``; returns its row.
+
+    One that cannot go on gives a partial row with the reason in ``failed``, and does not stop the others.
+    """
     run = sweep.runs[index]
     counted = 0
 
@@ -125,10 +129,13 @@ def simulate(sweep: Sweep, index: int, progress: Any, stop: Any) -> Row:
             raise Stopped
 
     simulation = Simulation(run, sweep.trajectories[run.seed], sweep.cost, on_request)
+    failed: dict[str, str] = {}
     try:
         simulation.run()
     except (Stopped, KeyboardInterrupt):
         stop.value = 1
+    except SimulationError as error:
+        failed["failed"] = str(error)
     outcome = simulation.outcome
     with progress.get_lock():
         progress.value += counted % PROGRESS_REQUESTS
@@ -136,7 +143,7 @@ def simulate(sweep: Sweep, index: int, progress: Any, stop: Any) -> Row:
     with (sweep.out / "requests" / f"{stem}.jsonl").open("wb") as file:
         file.writelines(records.encode(record) for record in outcome.requests)
     (sweep.out / "pressure" / f"{stem}.json").write_text(json.dumps(outcome.pressure) + "\n")
-    return row(run, outcome, sweep.cost, sweep.workload)
+    return row(run, outcome, sweep.cost, sweep.workload) | failed
 
 
 # A forked worker finds the sweep, the counter and the stop flag here: trajectories do not go through

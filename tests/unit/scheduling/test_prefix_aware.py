@@ -129,6 +129,16 @@ def test_five_hundred_wait_and_few_are_matched_in_a_step(core, monkeypatch):
     assert len(matched) - before <= 2 * FRESH_PASSES + 3 * 20
 
 
+def test_lone_requests_are_not_remembered():
+    server = Server("python", 1, 4096, STOCK, max_length=512)
+    queue = Queue(server)
+    for number in range(20):
+        queue.add(f"r{number}", cold(number, 65))
+        queue.order()
+        queue.waiting.clear()
+    assert len(queue.policy._unmatched) <= 1
+
+
 def _new_tokens(req: Req) -> int:
     return max(1, len(req.origin_input_ids) - req.num_matched_prefix_tokens)
 

@@ -10,6 +10,7 @@ import pytest
 
 from eval import trace, workload
 from eval.__main__ import main
+from eval.sim.scheduler import SimulationError, Worker
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,25 @@ def test_the_same_arguments_give_the_same_files(traces, tmp_path):
     assert len(files) == 6
     for path in files:
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes(), path
+
+
+def test_a_run_that_fails_leaves_the_others(traces, tmp_path, capsys, monkeypatch):
+    def alloc(worker, tokens):
+        if worker.settings.schedule == "lpm":
+            raise SimulationError("3 slots wanted")
+        return whole(worker, tokens)
+
+    whole = Worker._alloc
+    monkeypatch.setattr(Worker, "_alloc", alloc)
+    arguments = ("--policies", "lru,rr", "--schedule", "lpm,fcfs", "--concurrency", "4")
+    assert simulate(traces, tmp_path, *arguments) == 1
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert [(row["schedule"], row.get("failed")) for row in rows] == [
+        *[("lpm", "3 slots wanted")] * 2,
+        *[("fcfs", None)] * 2,
+    ]
+    assert all(row.get("partial", False) is ("failed" in row) for row in rows)
+    assert "error: rr, lpm, admission off, 4 agents, seed 0: 3 slots wanted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
