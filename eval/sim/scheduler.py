@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req, ScheduleBatch
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, SchedulePolicy
+from sglang.srt.managers.schedule_policy import AddReqResult, SchedulePolicy
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, evict_from_tree_cache, release_kv_cache
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -29,7 +29,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from eval.sim.cost import CostModel
 from eval.sim.schedules import Schedule
 from eval.sim.world import PAGE_SIZE, World
-from sglang_agentcache.scheduling.prefix_aware import PrefixAwarePolicy, SharingAdder
+from sglang_agentcache.scheduling.prefix_aware import PrefixAwarePolicy, adder_class
 
 MAX_BURST = 512
 """Decode steps that are taken at once when nothing can happen in between."""
@@ -119,7 +119,7 @@ class Worker:
         self._unseen: Step | None = None
         self._chunked: Req | None = None
         self._policy = self._schedule_policy()
-        self._adder = SharingAdder if isinstance(self._policy, PrefixAwarePolicy) else PrefillAdder
+        self._adder = adder_class(self._policy)
         self._ratio = NewTokenRatioTracker.from_config()
         self._processed_tokens = 0
         self.prefill_tokens = 0

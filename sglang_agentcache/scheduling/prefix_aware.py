@@ -19,6 +19,7 @@ from sglang.srt.managers.schedule_policy import (
     IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD,
     WAITING_QUEUE_PREFIX_MATCH_MAX,
     AddReqResult,
+    CacheAwarePolicy,
     PrefillAdder,
     SchedulePolicy,
 )
@@ -313,7 +314,8 @@ class SharingAdder(PrefillAdder):
 
     SGLang's adder admits nothing beside an unfinished prefill, unless `shortest_prefill_chunk_limit` makes room.
     Then two of its assumptions fail: that a second prefill is never left unfinished (it tracks a single one), and
-    that the memory which the first was promised is still there for its next chunk.
+    that the memory which the first was promised is still there for its next chunk. SGLang's own
+    `shortest-prefill-first` plans more tokens than there are because of the second.
     """
 
     def add_chunked_req(self, req: Req) -> Req | None:
@@ -332,3 +334,9 @@ class SharingAdder(PrefillAdder):
         if given.get("has_chunked_req") and getattr(admission, "is_chunked", False):
             return AddReqResult.OTHER
         return admission
+
+
+def adder_class(policy: SchedulePolicy) -> type[PrefillAdder]:
+    """What fills the batches of this policy (`Scheduler.get_prefill_adder_class`)."""
+    shares = isinstance(policy, PrefixAwarePolicy) or policy.policy == CacheAwarePolicy.SHORTEST_PREFILL_FIRST
+    return SharingAdder if shares else PrefillAdder

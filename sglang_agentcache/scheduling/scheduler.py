@@ -36,7 +36,7 @@ from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from . import order
 from .call_log import CallLog
 from .guarded import GuardedScheduler
-from .prefix_aware import PrefixAwarePolicy, SharingAdder
+from .prefix_aware import PrefixAwarePolicy, adder_class
 from .tool_calls import ToolCallReader
 from .waits import Waits
 
@@ -111,7 +111,7 @@ class AgentScheduler(GuardedScheduler):
             )
 
     def get_prefill_adder_class(self) -> type[PrefillAdder]:
-        return SharingAdder if isinstance(self.policy, PrefixAwarePolicy) else PrefillAdder
+        return adder_class(self.policy)
 
     def run_batch(self, batch: ScheduleBatch, *args: Any) -> Any:
         processed = self.processed_tokens_counter
