@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("sglang.srt.managers.schedule_policy")
 
-from eval.sim.scheduler import Settings
+from sglang.srt.managers.schedule_policy import PrefillAdder
+
+from eval.sim.scheduler import Settings, SimulationError
 from eval.sim.schedules import Schedule
 from sglang_agentcache.scheduling.order import DEFAULT_PATIENCE
 
@@ -45,3 +47,18 @@ def test_patience_zero_serves_as_fcfs_does(trajectories, simulate):
     fcfs = ttfts(run("fcfs"))
     assert ttfts(run("prefix-aware:patience=0")) == fcfs
     assert ttfts(run("prefix-aware-greedy")) != fcfs
+
+
+def test_sglangs_shortest_prefill_first_finds_the_memory_that_it_plans_with(
+    trajectories, simulate, monkeypatch
+):
+    items = trajectories("tau2", 16)
+    pool = 3 * max(item.peak_tokens for item in items) // 2
+
+    def run():
+        return simulate("lru", items, 16, pool, ramp_s=0.0, settings=Settings("shortest-prefill-first", 256))
+
+    assert run().finished
+    monkeypatch.setattr("eval.sim.scheduler.adder_class", lambda _policy: PrefillAdder)
+    with pytest.raises(SimulationError, match="256 slots wanted"):
+        run()
