@@ -181,6 +181,8 @@ class PrefixAwarePolicy(SchedulePolicy):
         position = None if place is None else self._order.find(req, place.key)
         if position is not None:
             self._order.take(position)
+        if not self._order.items:
+            self._unmatched.clear()
         self._deferred = [other for other in self._deferred if other is not req]
 
     # ---- a pass ----

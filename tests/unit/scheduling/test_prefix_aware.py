@@ -238,6 +238,20 @@ def test_a_retracted_request_comes_anew_with_its_output(server):
     assert queue.order() == ["other", "retracted", "third"]
 
 
+def test_a_burst_that_leaves_unmatched_leaves_nothing_behind():
+    queue = Queue(Server("rust", 1, 1024, OURS))
+    for number in range(300):
+        queue.add(f"r{number}", [*cold(0, 40), number])
+    queue.order()
+    gone = [weakref.ref(req) for req in queue.waiting]
+    for req in queue.waiting:
+        queue.policy.left(req)
+    queue.waiting.clear()
+    del req
+    gc.collect()
+    assert not any(ref() for ref in gone)
+
+
 def test_an_ended_request_leaves_nothing_behind():
     queue = Queue(Server("rust", 1, 1024, OURS))
     for number in range(4):
