@@ -321,6 +321,11 @@ class SharingAdder(PrefillAdder):
     """
 
     def add_chunked_req(self, req: Req) -> Req | None:
+        left_room_in: list[Req] | None = getattr(req, "agentcache_left_room_in", None)
+        if left_room_in is not None and len(left_room_in) == 1:
+            # Nobody took the room that it left in that batch: memory is short, and it must go on to give some.
+            self.chunked_req_limit: int | None = None
+        req.agentcache_left_room_in = self.can_run_list if self.chunked_req_limit is not None else None
         unfinished: Req | None = super().add_chunked_req(req)
         if unfinished is not None:
             done = max(req.prefix_len, req.extend_end or 0)
@@ -329,6 +334,8 @@ class SharingAdder(PrefillAdder):
             self.memory_budget.total_offset += rest + min(
                 req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS
             )
+        else:
+            req.agentcache_left_room_in = None
         return unfinished
 
     def _select_prefill_admission(self, req: Req, **given: Any) -> Any:
