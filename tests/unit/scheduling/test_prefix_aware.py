@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,17 @@ import pytest
 pytest.importorskip("sglang.srt.managers.schedule_batch")
 
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.managers.schedule_policy import PrefillAdder, SchedulePolicy
 from sglang.srt.runtime_context import get_context
 
 from sglang_agentcache.config import AgentCacheConfig
 from sglang_agentcache.scheduling import prefix_aware
-from sglang_agentcache.scheduling.prefix_aware import FRESH_PASSES, MATCHES_OF_MANY, PrefixAwarePolicy
+from sglang_agentcache.scheduling.prefix_aware import (
+    FRESH_PASSES,
+    MATCHES_OF_MANY,
+    PrefixAwarePolicy,
+    SharingAdder,
+)
 from tests.support.serving import CORES, Server
 
 STOCK, OURS = None, AgentCacheConfig("rr", 64)
@@ -336,6 +342,24 @@ def test_room_that_is_not_taken_goes_to_the_prefill_under_way(server):
         queue.order()
         limits.append(queue.policy.shortest_prefill_chunk_limit(under_way, queue.waiting, 128, 1))
     assert limits == [28, *[None] * 7, 28, None]
+
+
+def test_room_that_nobody_took_is_not_left_again_in_the_next_batch(monkeypatch):
+    """Whatever the policy says: SGLang's shortest-prefill-first would leave it at every step."""
+    monkeypatch.setattr(
+        PrefillAdder, "add_chunked_req", lambda adder, req: adder.can_run_list.append(req) or req
+    )
+    req = SimpleNamespace(prefix_len=0, extend_end=1, full_untruncated_fill_ids=[0] * 300)
+    req.sampling_params = SimpleNamespace(max_new_tokens=1)
+    limits = []
+    for others in (0, 0, 2, 2, 0, 0):
+        adder = object.__new__(SharingAdder)
+        adder.page_size, adder.can_run_list, adder.chunked_req_limit = 1, [], 64
+        adder.memory_budget = SimpleNamespace(current_offset=0, total_offset=0)
+        adder.add_chunked_req(req)
+        adder.can_run_list += [object()] * others
+        limits.append(adder.chunked_req_limit)
+    assert limits == [64, None, 64, 64, 64, None]
 
 
 def test_a_prefill_under_way_that_is_due_makes_no_room(server):
