@@ -26,7 +26,7 @@ from sglang_agentcache.predictor.duration import ESTIMATORS, DurationPredictor, 
 from sglang_agentcache.predictor.history import SessionHistory
 from sglang_agentcache.predictor.store import load, load_default
 from sglang_agentcache.predictor.synthetic import fit_generated
-from sglang_agentcache.predictor.tool_calls import ToolCall, Wait, as_wait
+from sglang_agentcache.predictor.tool_calls import UNKNOWN, Wait, as_wait
 
 from .base import EvictionPolicy, IdleTrajectory
 from .lessons import BATCH, Lesson, Lessons, prepare_each
@@ -128,7 +128,7 @@ class RankedPolicy(EvictionPolicy):
         hints = trajectory.hints
         calls = getattr(hints, "tool_calls", None)
         # None: nothing is known of the wait, so the prior of all tools; (): a person is waited for.
-        memo.waits_for = as_wait(ToolCall("") if calls is None else (tuple(calls) or None))
+        memo.waits_for = as_wait(UNKNOWN if calls is None else (tuple(calls) or None))
         memo.wait = None
         memo.expected_s = getattr(hints, "expected_idle_s", None)
         basis = "prior" if calls is None else "tool_call" if calls else "person"

@@ -21,7 +21,7 @@ from sglang_agentcache.predictor.arguments import (
     MAX_VALUE_CHARS,
     read_arguments,
 )
-from sglang_agentcache.predictor.tool_calls import PERSON, ToolCall
+from sglang_agentcache.predictor.tool_calls import PERSON, UNKNOWN, ToolCall
 
 #: Size of the hashed term space (a power of two).
 N_TERMS = 1 << 16
@@ -122,7 +122,7 @@ def call_features(call: ToolCall | None) -> CallFeatures:
     """Features of ``call`` (None: the pause of a person)."""
     if call is None:
         return _PERSON_FEATURES
-    return _UNKNOWN_FEATURES if call == ToolCall("") else _read(call)
+    return _UNKNOWN_FEATURES if call == UNKNOWN else _read(call)
 
 
 def _read(call: ToolCall) -> CallFeatures:
@@ -282,4 +282,4 @@ def _hash_terms(words: list[str]) -> np.ndarray:
 
 _PERSON_FEATURES = CallFeatures(_hash_terms([PERSON]), np.full(len(NUMBERS), np.nan), PERSON, PERSON, PERSON)
 #: Most waits, where neither client nor output says what is waited for.
-_UNKNOWN_FEATURES = _read(ToolCall(""))
+_UNKNOWN_FEATURES = _read(UNKNOWN)

@@ -23,6 +23,10 @@ class ToolCall:
     arguments: object = ""
 
 
+#: Nothing is known of the call, so the prior of all tools answers for it.
+UNKNOWN = ToolCall("")
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """All calls of one turn; the trajectory returns when the last has. No calls: it waits for a person."""
