@@ -9,7 +9,7 @@ from sglang.srt.managers.schedule_batch import Req
 from eval.sim.scheduler import Step, Worker
 from eval.sim.schedules import Schedule
 from sglang_agentcache.scheduling.admission import Door
-from sglang_agentcache.scheduling.overcommit import target_waste
+from sglang_agentcache.scheduling.overcommit import Overcommit, bearable
 
 
 class GuardedWorker(Worker):
@@ -23,11 +23,17 @@ class GuardedWorker(Worker):
         cache = self.world.agent_cache
         assert cache is not None
         schedule = Schedule.parse(self.settings.schedule).name
-        self.door = Door(cache.table, self.world.capacity_tokens, cache.clock.now, target_waste(schedule))
+        overcommit = Overcommit(bearable(schedule))
+        self.door = Door(cache.table, self.world.capacity_tokens, cache.clock.now, overcommit)
 
     def enqueue(self, req: Req, now: float) -> None:
         super().enqueue(req, now)
         self.door.arrived(req)
+
+    @property
+    def asks_again(self) -> bool:
+        """Nothing runs, and all who wait are at the door, which opens when enough time has passed."""
+        return self.step is None and 0 < len(self.waiting) == self.door.waiting
 
     def begin(self, now: float, horizon: float) -> float | None:
         duration = super().begin(now, horizon)

@@ -133,6 +133,11 @@ class Worker:
             self.cache, patience=schedule.patience, batch_tokens=self.settings.chunked_prefill_size
         )
 
+    @property
+    def asks_again(self) -> bool:
+        """Whether the same step might be planned later though nothing happens meanwhile."""
+        return False
+
     # ---- requests ----
 
     def enqueue(self, req: Req, now: float) -> None:

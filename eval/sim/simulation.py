@@ -25,6 +25,8 @@ from eval.sim.tokens import Context, Ids
 from eval.sim.world import World
 from eval.trace import Trajectory
 
+ASK_S = 1.0
+"""A server that has nothing to do plans all the time; here so often, and when something happens."""
 TRANSFER_LATENCY_S = 0.005
 """PD: set-up of one KV transfer."""
 
@@ -176,6 +178,8 @@ class Simulation:
                 self._checks.step()
             if duration is not None:
                 self._at(self._now + duration, self._step_over)
+            elif self._worker.asks_again and horizon > self._now + ASK_S:
+                self._at(self._now + ASK_S, lambda: None)
         for decoder in self._decoders:
             if not decoder.busy and (duration := decoder.begin(self._now, horizon)) is not None:
                 self._at(self._now + duration, decoder.end)

@@ -4,14 +4,14 @@ Requests of trajectories that are inside pass, as do those whose trajectory nobo
 inside under an id that only its next request's lineage will tell) and those of sub-agents whose parent is inside.
 Who waits is let in, in the order of arrival, as soon as one of these holds:
 
-* there is room: the histories of the live trajectories, grown to what is usual here, and the newcomer's fit into
-  the pool times `Overcommit.limit`, which falls below 1 only while re-prefill shows that there is none;
-* nothing is running and nothing else waits;
+* there is room: the histories of the live trajectories, grown to what is usual here and counted by how likely each
+  comes back, and the newcomer's fit into the pool times `Overcommit.limit`;
+* nothing is running and nothing else waits, and either nobody is inside or that has been so for `IDLE_S`;
 * `PATIENCE_POOLS` pools of useful tokens were processed, prefilled for the first time or decoded, since one was
   last let in.
 
-The last one is the bound: with `n` others before it, a request waits for at most `(n + 1) * PATIENCE_POOLS` pools of
-useful tokens, and a machine that has nothing to process lets it in at once.
+The last two are the bound: with `n` others before it, a request waits for at most `(n + 1) * PATIENCE_POOLS` pools of
+useful tokens, and a machine that has nothing to process lets one in every `IDLE_S`.
 
 No SGLang import. Everything is decided from the queue, the table, counted tokens and the shared clock, so that all
 ranks decide alike.
@@ -27,11 +27,13 @@ from sglang_agentcache.trajectory.identity import TrajectoryKey
 from sglang_agentcache.trajectory.model import ANONYMOUS, Trajectory
 from sglang_agentcache.trajectory.table import TrajectoryTable
 
-from .overcommit import TARGET_WASTE, Load, Overcommit
+from .load import Load
+from .overcommit import Overcommit
+from .returns import AWAY_S, Returns
 
 PATIENCE_POOLS = 2.0
-AWAY_S = 60.0
-"""A trajectory idle for longer waits for a person or for a very long tool: it holds no place."""
+IDLE_S = 10.0
+"""With nothing to run for so long one is let in, whether there is room or not: those inside wait for slow tools."""
 LOOK_S = 0.1
 """Whether there is room for the first one is looked at so often; that takes a look at every trajectory inside, but
 those that come together share it."""
@@ -101,7 +103,8 @@ class Door:
         table: of the cache.
         pool_tokens: of the device pool.
         now: the shared clock, seconds.
-        target: of the share of re-prefill, see `overcommit.target_waste`.
+        overcommit: of the pool; default: with everything as it is without a host tier.
+        overlapped: see `load.Load`.
 
     Attributes:
         waited_s: seconds that those let in so far have waited, all together; ``longest_s`` is the longest.
@@ -113,16 +116,22 @@ class Door:
         table: TrajectoryTable,
         pool_tokens: int,
         now: Callable[[], float],
-        target: float = TARGET_WASTE,
+        overcommit: Overcommit | None = None,
+        *,
+        overlapped: bool = False,
     ) -> None:
         self.table, self.pool_tokens, self._now = table, pool_tokens, now
-        self.load, self.overcommit = Load(), Overcommit(target)
+        self.load, self.overcommit = Load(overlapped=overlapped), overcommit or Overcommit()
         self.let_in = {"room": 0, "idle": 0, "patience": 0}
         self.waited_s = self.longest_s = 0.0
         self._waiting: dict[str, _Arrival] = {}  # first come first
         self._own, self._shared = _Mean(), _Mean()
+        self._returns = Returns()
+        self._counted = float("-inf")
+        """Those idle since then, or for longer, have been counted as away."""
         self._last_entry = 0
         self._decoded = 0
+        self._idle_since: float | None = None
         self._looked: tuple[str, float] | None = None
         """For whom there was no room, and when."""
 
@@ -134,12 +143,34 @@ class Door:
     def arrived(self, req: Request) -> None:
         """A request has entered the queue, and its trajectory the table."""
         trajectory = self.table.of_request(req.rid)
-        if trajectory is None or req.rid in self._waiting or trajectory.footprint is not None:
+        if trajectory is None or req.rid in self._waiting:
+            return
+        if trajectory.footprint is not None:
+            self._came_back(trajectory)
             return
         if trajectory.key.trajectory_id.startswith(ANONYMOUS) or self._parent_inside(trajectory):
             trajectory.footprint = Footprint()
         else:
             self._waiting[req.rid] = _Arrival(req, self._now(), self.useful_tokens)
+
+    def _came_back(self, trajectory: Trajectory) -> None:
+        """One that is inside has sent a request; if it was idle before, that says how long they are."""
+        if len(trajectory.requests) > 1:
+            return
+        idle_s = self._now() - trajectory.idle_since
+        if 0 <= idle_s < AWAY_S:
+            self._returns.came(idle_s)
+        elif trajectory.idle_since > self._counted:
+            self._returns.stayed()
+
+    def _count_away(self, now: float) -> None:
+        for trajectory in self.table.latest_idle():
+            if trajectory.idle_since <= self._counted:
+                break
+            if trajectory.footprint is not None and now - trajectory.idle_since >= AWAY_S:
+                self._returns.stayed()
+        self._counted = now - AWAY_S
+        self._returns.fade()
 
     def _parent_inside(self, trajectory: Trajectory) -> bool:
         parent_id = getattr(trajectory.hints, "parent_id", None)
@@ -172,6 +203,10 @@ class Door:
             the requests just let in, first come first.
         """
         now = self._now()
+        if not idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
         held = _Held(self._tokens_inside(now))
         entered: list[Request] = []
         while self._waiting:
@@ -194,8 +229,6 @@ class Door:
 
     def _note_entry(self, reason: str, waited_s: float) -> None:
         self.let_in[reason] += 1
-        if reason == "idle":
-            self.overcommit.starved()
         self.waited_s += waited_s
         self.longest_s = max(self.longest_s, waited_s)
         self._last_entry = self.useful_tokens
@@ -210,28 +243,33 @@ class Door:
             if held.at_most(self.overcommit.limit * self.pool_tokens - its_own - self._shared.value):
                 return "room"
             self._looked = (arrival.req.rid, now)
-        if idle:
+        if idle and (self._idles_on(now) or not any(True for _ in self._inside(now))):
             return "idle"
         waited = self.useful_tokens - max(self._last_entry, arrival.useful_tokens)
         return "patience" if waited >= PATIENCE_POOLS * self.pool_tokens else None
 
+    def _idles_on(self, now: float) -> bool:
+        return self._idle_since is not None and now - self._idle_since >= IDLE_S
+
     def _tokens_inside(self, now: float) -> Iterator[float]:
-        return map(self._grown, self._inside(now))
+        return (likely * self._grown(trajectory) for trajectory, likely in self._inside(now))
 
     def _grown(self, trajectory: Trajectory) -> float:
         """Tokens of its history, grown to what is usual."""
         return max(trajectory.footprint.own, self._own.value)
 
-    def _inside(self, now: float) -> Iterator[Trajectory]:
-        """Trajectories that hold a place: those with a request in flight, then those idle for a short time."""
+    def _inside(self, now: float) -> Iterator[tuple[Trajectory, float]]:
+        """Trajectories that hold a place, and how likely each needs it: those with a request in flight, then those
+        idle for a short time."""
         for trajectory in self.table.active():
             if trajectory.footprint is not None:
-                yield trajectory
+                yield trajectory, 1.0
         for trajectory in self.table.latest_idle():
-            if now - trajectory.idle_since > AWAY_S:
+            idle_s = now - trajectory.idle_since
+            if idle_s >= AWAY_S:
                 return
             if trajectory.footprint is not None:
-                yield trajectory
+                yield trajectory, self._returns.likely(idle_s)
 
     @property
     def useful_tokens(self) -> int:
@@ -248,7 +286,8 @@ class Door:
         """
         now = self._now()
         self.load.passed(now)
-        tokens = redone = returns = 0
+        tokens = redone = 0
+        returned: list[int] = []
         for req in prefilled:
             count = req.extend_end - req.prefix_len
             tokens += count
@@ -258,15 +297,21 @@ class Door:
             history = trajectory.branches[-1].history_tokens if trajectory.branches else 0
             again = max(0, min(history, req.extend_end) - req.prefix_len)
             redone += again
-            returns += self._note(trajectory, req, history)
+            if self._note(trajectory, req, history):
+                returned.append(min(history, len(req.origin_input_ids)))
         if not tokens:
             self._decoded += decoding
-        self.load.runs(tokens, redone, returns, idle)
+        self.load.runs(tokens, redone, returned, idle)
         if self.load.round_over:
-            inside = list(self._tokens_inside(now))
-            self.load.next_round(len(inside))
-            pools = (sum(inside) + self._shared.value) / self.pool_tokens
-            self.overcommit.update(self.load.waste, self.load.idle, pools)
+            self._next_round(now)
+
+    def _next_round(self, now: float) -> None:
+        self._count_away(now)
+        inside = list(self._inside(now))
+        self.load.next_round(round(sum(likely for _, likely in inside)))
+        tokens = sum(likely * self._grown(trajectory) for trajectory, likely in inside)
+        pools = (tokens + self._shared.value) / self.pool_tokens
+        self.overcommit.update(self.load.waste, self.load.idle, self.load.stake, pools)
 
     def decodes(self, tokens: int) -> None:
         """This step prefills nothing, and decodes so many tokens."""
@@ -304,5 +349,6 @@ class Door:
             "limit_pools": round(self.overcommit.limit, 3),
             "waste": round(self.load.waste, 4),
             "idle": round(self.load.idle, 4),
+            "stake": None if self.load.stake is None else round(self.load.stake, 3),
             "redone_tokens": self.load.redone_tokens,
         }

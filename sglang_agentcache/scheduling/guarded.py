@@ -8,6 +8,7 @@ they are out of it.
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.utils import DisaggregationMode
@@ -17,7 +18,7 @@ from sglang_agentcache.cache.radix_cache import AgentRadixCache
 from sglang_agentcache.flags import admission
 
 from .admission import Door
-from .overcommit import target_waste
+from .overcommit import Overcommit, bearable
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -51,8 +52,12 @@ class GuardedScheduler(Scheduler):
                 self.disaggregation_mode.value,
             )
         else:
+            # What is on the device is on the host, too, or will be; from storage all comes back.
+            kept_tokens = math.inf if self.enable_hicache_storage else cache.host_tokens
+            pool_tokens = self.max_total_num_tokens
+            overcommit = Overcommit(bearable(self.schedule_policy), max(1.0, kept_tokens / pool_tokens))
             self.door = Door(
-                cache.table, self.max_total_num_tokens, cache.clock.now, target_waste(self.schedule_policy)
+                cache.table, pool_tokens, cache.clock.now, overcommit, overlapped=self.enable_overlap
             )
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:

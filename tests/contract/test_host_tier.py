@@ -69,6 +69,11 @@ def test_chunk_after_chunk_of_one_trajectory(server: Server) -> None:
     server.cache.sanity_check()
 
 
+def test_the_cache_knows_how_much_the_host_holds(server: Server) -> None:
+    assert server.cache.host_tokens == pytest.approx(2 * server.capacity, abs=server.page_size)
+    assert Server("rust", 16, 1024, AgentCacheConfig("rr", 64)).cache.host_tokens == 0
+
+
 def test_what_was_cut_is_a_hit_on_the_host(server: Server) -> None:
     serve_all(server)
     settle(server)

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_agentcache.scheduling.admission import PATIENCE_POOLS, Door
+from sglang_agentcache.scheduling.admission import IDLE_S, PATIENCE_POOLS, Door
+from sglang_agentcache.scheduling.returns import AWAY_S
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.model import PathNode
 from sglang_agentcache.trajectory.table import TrajectoryTable
@@ -42,6 +43,7 @@ class Traffic(RuleBasedStateMachine):
         self.running: list[Sent] = []
         self.at_the_door: dict[str, Waiting] = {}
         self.count = 0
+        self.idle_since: float | None = None
 
     def _send(self, key: TrajectoryKey, tokens: int) -> None:
         self.count += 1
@@ -75,8 +77,14 @@ class Traffic(RuleBasedStateMachine):
         waiting = list(self.at_the_door)
         assert [req.rid for req in entered] == waiting[: len(entered)]
         assert all(rid in self.door for rid in waiting[len(entered) :])
-        # No deadlock: with nothing else to do somebody enters.
-        assert entered or not idle or not waiting
+        # No deadlock: with nothing else to do, and nobody inside, somebody enters at once, and else in a while.
+        if not idle:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = self.now
+        if idle and waiting and not entered:
+            assert self.now - self.idle_since < IDLE_S
+            assert any(self.now - item.idle_since < AWAY_S for item in self.table.idle())
         for req in entered:
             came = self.at_the_door.pop(req.rid)
             waited = self.door.useful_tokens - came.useful_tokens
@@ -138,7 +146,7 @@ class Traffic(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened, everybody gets in."""
         for _ in range(3 * len(self.queue) + 3):
-            self.step(1.0, 1.0)
+            self.step(AWAY_S, 1.0)
             while self.running:
                 self._gone(self.running.pop())
         assert not self.queue

@@ -7,8 +7,9 @@ import pytest
 
 from sglang_agentcache import flags
 from sglang_agentcache.config import ConfigError
-from sglang_agentcache.scheduling.admission import AWAY_S, LOOK_S, PATIENCE_POOLS, Door
-from sglang_agentcache.scheduling.overcommit import START
+from sglang_agentcache.scheduling.admission import IDLE_S, LOOK_S, PATIENCE_POOLS, Door
+from sglang_agentcache.scheduling.overcommit import FULL
+from sglang_agentcache.scheduling.returns import AWAY_S
 from sglang_agentcache.serving.hints import Hints
 from sglang_agentcache.trajectory.identity import Namespace, TrajectoryKey
 from sglang_agentcache.trajectory.model import PathNode
@@ -16,7 +17,7 @@ from sglang_agentcache.trajectory.table import TrajectoryTable
 from tests.support.door import Sent
 
 POOL = 1_000
-FIRST = int(START * POOL / 300)
+FIRST = int(FULL * POOL / 300)
 """Trajectories of 300 tokens that fit at first."""
 
 
@@ -74,13 +75,13 @@ def test_who_fits_passes_and_who_does_not_waits(machine):
     machine.send("later", 300)
     assert machine.step() == {"late", "later"}
     machine.finish("first0")
-    machine.seconds += AWAY_S
+    machine.seconds += AWAY_S - 1
     assert machine.step() == {"late", "later"}
     # It has been idle for so long that it holds no place.
     machine.seconds += 1
     assert machine.step() == {"later"}
     assert machine.door.state()["let_in"] == {"room": FIRST + 1, "idle": 0, "patience": 0}
-    assert machine.door.state()["longest_wait_s"] == AWAY_S + 1
+    assert machine.door.state()["longest_wait_s"] == AWAY_S
 
 
 def test_a_completed_trajectory_makes_room_at_the_next_look(machine):
@@ -110,7 +111,7 @@ def test_parallel_requests_of_one_trajectory_enter_together(machine):
     machine.send("b", 300, "same")
     assert machine.step() == {"a", "b"}
     machine.finish("first0")
-    machine.seconds += AWAY_S + 1
+    machine.seconds += AWAY_S
     assert machine.step() == set()
     assert machine.door.state()["let_in"]["room"] == FIRST + 1
 
@@ -122,6 +123,46 @@ def test_an_idle_machine_lets_one_in_even_if_it_exceeds_the_pool(machine):
     # In the order of arrival, one at a time.
     assert machine.step(idle=True) == {"next"}
     assert machine.door.state()["let_in"]["idle"] == 1
+
+
+def test_while_others_are_inside_it_must_have_been_idle_for_long(machine):
+    machine.fill()
+    machine.finish("first0")
+    machine.finish("first1")
+    machine.send("late", 300)
+    assert machine.step(idle=True) == {"late"}
+    machine.seconds += IDLE_S - 1
+    assert machine.step(idle=True) == {"late"}
+    # Something ran.
+    assert machine.step() == {"late"}
+    machine.seconds += 1
+    assert machine.step(idle=True) == {"late"}
+    machine.seconds += IDLE_S
+    assert machine.step(idle=True) == set()
+    assert machine.door.state()["let_in"]["idle"] == 1
+
+
+def test_those_who_never_say_that_they_are_over_lose_their_place(machine):
+    """One request each, and then nothing: the door learns that nobody comes back."""
+
+    def at_once(name: str) -> set[str]:
+        """Three, one after the other; returns those that wait."""
+        for number in range(3):
+            req = machine.send(f"{name}{number}", 300)
+            if not machine.step():
+                machine.prefill(req)
+                machine.finish(req.rid)
+        return machine.step()
+
+    assert at_once("early") == {"early2"}
+    machine.finish("early2")
+    for minute in range(10):
+        machine.seconds += AWAY_S
+        machine.door.runs((), decoding=0, idle=True)
+        assert machine.step() == set()
+        machine.prefill(machine.send(f"one{minute}", 300))
+        machine.finish(f"one{minute}")
+    assert at_once("late") == set()
 
 
 def test_patience_is_counted_in_useful_tokens(machine):
@@ -156,7 +197,7 @@ def test_those_that_come_together_share_one_look_at_who_is_inside(machine, monke
         machine.send(f"new{number}", 300)
     waiting = machine.step()
     assert len(looked_at) == 50
-    assert len(waiting) == 1_000 + 50 - int(START * 100 * POOL / 300), "and each finds those before it inside"
+    assert len(waiting) == 1_000 + 50 - int(FULL * 100 * POOL / 300), "and each finds those before it inside"
 
 
 def test_who_leaves_at_the_door_leaves_nothing(machine):

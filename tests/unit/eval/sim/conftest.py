@@ -24,13 +24,16 @@ def trajectories() -> Callable[..., list[Trajectory]]:
 
 @pytest.fixture(scope="session")
 def simulate() -> Callable[..., Outcome]:
-    cost = roofline("qwen3-8b", "h200")
-
     def run(
-        policy: str, items: Sequence[Trajectory], concurrency: int, capacity: int, **options: Any
+        policy: str,
+        items: Sequence[Trajectory],
+        concurrency: int,
+        capacity: int,
+        gpu: str = "h200",
+        **options: Any,
     ) -> Outcome:
         options.setdefault("ramp_s", float(concurrency))
         parameters = Run(baseline(policy), concurrency, capacity, check=True, **options)
-        return Simulation(parameters, items, cost).run()
+        return Simulation(parameters, items, roofline("qwen3-8b", gpu)).run()
 
     return run

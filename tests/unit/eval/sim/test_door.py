@@ -26,7 +26,8 @@ def test_where_there_is_room_nothing_changes(tau, simulate):
 def test_under_overload_newcomers_wait_for_those_inside(tau, simulate):
     pool = 2 * max(item.peak_tokens for item in tau)
     off, auto = (
-        simulate("lru+completion", tau, 24, pool, admission=mode, ramp_s=1.0) for mode in ("off", "auto")
+        simulate("lru+completion", tau, 24, pool, "h20", admission=mode, ramp_s=1.0)
+        for mode in ("off", "auto")
     )
     assert len(auto.session_s) == len(off.session_s) == len(tau)
     assert sum(auto.door["let_in"].values()) == len(tau)
@@ -36,6 +37,14 @@ def test_under_overload_newcomers_wait_for_those_inside(tau, simulate):
     (off_first, off_others), (auto_first, auto_others) = waits(off), waits(auto)
     assert auto_others < off_others
     assert auto_first > off_first
+
+
+def test_where_prefill_is_fast_nobody_waits_for_long(tau, simulate):
+    """The same overload: all histories could be prefilled again and again."""
+    pool = 2 * max(item.peak_tokens for item in tau)
+    auto = simulate("lru+completion", tau, 24, pool, admission="auto", ramp_s=1.0)
+    assert auto.door["stake"] < 1
+    assert auto.door["longest_wait_s"] < 0.1 * auto.makespan_s
 
 
 def test_it_is_the_same_every_time(tau, simulate):
