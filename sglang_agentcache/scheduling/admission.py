@@ -53,10 +53,14 @@ class Request(Protocol):
 
 @dataclass(slots=True)
 class Footprint:
-    """Tokens of one trajectory: what it found in the pool when it came, and its own beyond that, at most so far."""
+    """What the door knows of one trajectory inside."""
 
     shared: int | None = None
+    """Tokens that it found in the pool when it came."""
     own: int = 0
+    """Tokens beyond these, at most so far."""
+    was_idle_since: float = 0.0
+    """`Trajectory.idle_since` at its last return."""
 
 
 class _Mean:
@@ -154,9 +158,10 @@ class Door:
             self._waiting[req.rid] = _Arrival(req, self._now(), self.useful_tokens)
 
     def _came_back(self, trajectory: Trajectory) -> None:
-        """One that is inside has sent a request; if it was idle before, that says how long they are."""
-        if len(trajectory.requests) > 1:
+        """One that is inside has sent a request, or a retracted one again; if it was idle before, learn from that."""
+        if trajectory.footprint.was_idle_since == trajectory.idle_since:
             return
+        trajectory.footprint.was_idle_since = trajectory.idle_since
         idle_s = self._now() - trajectory.idle_since
         if 0 <= idle_s < AWAY_S:
             self._returns.came(idle_s)

@@ -165,6 +165,25 @@ def test_those_who_never_say_that_they_are_over_lose_their_place(machine):
     assert at_once("late") == set()
 
 
+def test_a_return_is_learned_from_once(machine, monkeypatch):
+    learned = []
+    monkeypatch.setattr(machine.door._returns, "came", learned.append)
+    machine.seconds = 100.0
+    machine.prefill(machine.send("one", 300, "t"))
+    machine.step()
+    # Retracted, it comes again; a second request beside it is no return either.
+    machine.door.arrived(Sent("one", [0] * 300))
+    machine.send("beside", 300, "t")
+    assert learned == []
+    for rid in ("one", "beside"):
+        machine.finish(rid)
+    machine.seconds += 7
+    machine.send("two", 400, "t")
+    machine.door.arrived(Sent("two", [0] * 400))
+    machine.send("three", 400, "t")
+    assert learned == [7.0]
+
+
 def test_patience_is_counted_in_useful_tokens(machine):
     machine.fill()
     machine.send("late", 300)
