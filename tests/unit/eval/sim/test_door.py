@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from eval.trace import Trajectory, Turn
+from sglang_agentcache.scheduling.admission import IDLE_S
+
 
 @pytest.fixture(scope="module")
 def tau(trajectories):
@@ -45,6 +48,19 @@ def test_where_prefill_is_fast_nobody_waits_for_long(tau, simulate):
     auto = simulate("lru+completion", tau, 24, pool, admission="auto", ramp_s=1.0)
     assert auto.door["stake"] < 1
     assert auto.door["longest_wait_s"] < 0.1 * auto.makespan_s
+
+
+def test_while_those_inside_wait_for_slow_tools_another_is_let_in(simulate):
+    """Nothing happens meanwhile: a server that has nothing to do plans all the same."""
+
+    def agent(name: str) -> Trajectory:
+        first = Turn(kind="user", prompt_tokens=600, new_input_tokens=600, output_tokens=10)
+        tool = Turn(kind="tool", prompt_tokens=620, new_input_tokens=10, output_tokens=10, gap_s=50.0)
+        return Trajectory(turns=[first, tool], trajectory_id=name, session_group="g", source="s")
+
+    outcome = simulate("rr", [agent("one"), agent("two")], 2, 1_000, admission="auto", ramp_s=2.0)
+    assert outcome.door["let_in"] == {"room": 1, "idle": 1, "patience": 0}
+    assert IDLE_S - 2 < outcome.door["longest_wait_s"] < IDLE_S + 2
 
 
 def test_it_is_the_same_every_time(tau, simulate):
