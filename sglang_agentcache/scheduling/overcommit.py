@@ -58,7 +58,7 @@ class Overcommit:
 
     Args:
         bearable: stake up to which no limit is needed, see `bearable`.
-        kept_pools: pools that hold evicted histories, this one included: 1 without a host tier.
+        kept_pools: what the device or a lower tier holds of histories, in device pools: 1 without such a tier.
 
     Attributes:
         limit: what the histories inside may sum up to, in pools.
