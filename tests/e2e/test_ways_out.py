@@ -146,7 +146,7 @@ def test_disconnects_and_completions_while_requests_are_retracted(
                     return
 
     before = server.log_text().count("Retract requests")
-    for _ in range(8):
+    for _ in range(24):
         prompts = [random_tokens(rng, 60) for _ in range(8)]
         with ThreadPoolExecutor(len(prompts)) as pool:
             list(pool.map(leave_early, range(len(prompts))))
