@@ -43,13 +43,13 @@ class AgentRadixCache(TailEvictingCache):
         self._in_flight: dict[str, Req] = {}
         super().__init__(params, config, clock)
 
-    # ---- a request's life ----
-
     @property
     def host_tokens(self) -> int:
         """KV slots of the host tier (0.5.23: `full_kv_pool_host`, set by `init_hicache`); 0 without one."""
         host = getattr(self, "full_kv_pool_host", None)
         return 0 if host is None else int(host.logical_size)
+
+    # ---- a request's life ----
 
     def request_arrived(self, req: Req) -> None:
         """A request enters a queue (again, if it was retracted): its trajectory is active from now on."""

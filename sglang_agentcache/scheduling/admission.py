@@ -59,8 +59,6 @@ class Footprint:
     """Tokens that it found in the pool when it came."""
     own: int = 0
     """Tokens beyond these, at most so far."""
-    was_idle_since: float = 0.0
-    """`Trajectory.idle_since` at its last return."""
 
 
 class _Mean:
@@ -131,6 +129,7 @@ class Door:
         self._waiting: dict[str, _Arrival] = {}  # first come first
         self._own, self._shared = _Mean(), _Mean()
         self._returns = Returns()
+        table.on_return.append(self._came_back)
         self._counted = float("-inf")
         """Those idle since then, or for longer, have been counted as away."""
         self._last_entry = 0
@@ -147,22 +146,16 @@ class Door:
     def arrived(self, req: Request) -> None:
         """A request has entered the queue, and its trajectory the table."""
         trajectory = self.table.of_request(req.rid)
-        if trajectory is None or req.rid in self._waiting:
-            return
-        if trajectory.footprint is not None:
-            self._came_back(trajectory)
+        if trajectory is None or req.rid in self._waiting or trajectory.footprint is not None:
             return
         if trajectory.key.trajectory_id.startswith(ANONYMOUS) or self._parent_inside(trajectory):
             trajectory.footprint = Footprint()
         else:
             self._waiting[req.rid] = _Arrival(req, self._now(), self.useful_tokens)
 
-    def _came_back(self, trajectory: Trajectory) -> None:
-        """One that is inside has sent a request, or a retracted one again; if it was idle before, learn from that."""
-        if trajectory.footprint.was_idle_since == trajectory.idle_since:
+    def _came_back(self, trajectory: Trajectory, idle_s: float) -> None:
+        if trajectory.footprint is None:
             return
-        trajectory.footprint.was_idle_since = trajectory.idle_since
-        idle_s = self._now() - trajectory.idle_since
         if 0 <= idle_s < AWAY_S:
             self._returns.came(idle_s)
         elif trajectory.idle_since > self._counted:
@@ -248,7 +241,7 @@ class Door:
             if held.at_most(self.overcommit.limit * self.pool_tokens - its_own - self._shared.value):
                 return "room"
             self._looked = (arrival.req.rid, now)
-        if idle and (self._idles_on(now) or not any(True for _ in self._inside(now))):
+        if idle and (self._idles_on(now) or next(self._inside(now), None) is None):
             return "idle"
         waited = self.useful_tokens - max(self._last_entry, arrival.useful_tokens)
         return "patience" if waited >= PATIENCE_POOLS * self.pool_tokens else None

@@ -7,7 +7,7 @@ prefilling every history again would take less time than the machine has, it doe
 would take several times as much, nothing beyond the pool pays. In between, the limit is a matter of degree.
 
 That sets the limit; what was measured corrects it: the share of the time that re-prefill takes (`Load.waste`) says
-that histories are larger, or smaller, than they are counted.
+that histories are larger than they are counted.
 
 No SGLang import; every input is the same on every rank.
 """

@@ -79,7 +79,7 @@ class Waits:
             digest(trained) if self.policy is not None and (shipped or "predictor" in options) else None
         )
         if self.policy is not None or log is not None:
-            cache.table.on_return = self.returned
+            cache.table.on_return.append(self.returned)
             cache.table.on_abandoned = self.abandoned
             if reader is not None:
                 cache.tool_calls_of = self.tool_calls_of

@@ -32,8 +32,8 @@ class TrajectoryTable:
 
     def __init__(self, policy: EvictionPolicy | None, max_trajectories: int, forget_after_s: float) -> None:
         self.policy = policy
-        self.on_return: Callable[[Trajectory, float], None] | None = None
-        """Told of every trajectory that comes back, with its idle seconds, while its hints are still the old ones."""
+        self.on_return: list[Callable[[Trajectory, float], None]] = []
+        """Told of each trajectory that comes back, with its idle seconds, while its hints are still the old ones."""
         self.on_abandoned: Callable[[Trajectory, float], None] | None = None
         """Told of every trajectory that is completed while it is idle, with its idle seconds so far."""
         self.max_trajectories = max_trajectories
@@ -129,8 +129,8 @@ class TrajectoryTable:
             idle_s = now - trajectory.idle_since
             if self.policy is not None:
                 self.policy.returned(trajectory, idle_s)
-            if self.on_return is not None:
-                self.on_return(trajectory, idle_s)
+            for tell in self.on_return:
+                tell(trajectory, idle_s)
         trajectory.requests[rid] = self._next_serial
         if hints is not None:
             trajectory.hints = hints
